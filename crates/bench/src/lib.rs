@@ -1,1 +1,37 @@
-//! placeholder
+//! Measures the engine of tcpx beside the raw sockets below it, in two processes, in one run.
+//!
+//! A number for a transfer engine means little alone: it depends on the machine, the kernel, the
+//! neighbours and the day. So every measurement here alternates rounds of the engine with rounds of
+//! *the floor* ([`floor`]), a plain `readv`/`writev` loop over the same bytes, blocks and stream
+//! count, and reports both with their ratio.
+//!
+//! # The map
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`workload`] | what is moved: sizes, block orders, patterns that prove every byte; pure |
+//! | [`floor`] | the raw loop to compare with |
+//! | [`bootstrap`] | two programs exchange their first bytes (also used by `tcpx check`) |
+//! | [`peer`] | the second process: spawned here, or a server elsewhere |
+//! | [`measure`] | [`Bench`](measure::Bench): rounds, warm-up, verification, one result a case |
+//! | [`stats`] | medians, percentiles, ratios; pure |
+//! | [`suite`] | the named cases, and cases from options; pure |
+//! | [`soak`] | memory, descriptors and throughput over a long time; idle cost |
+//! | [`report`] | results as JSON and as one page of HTML |
+//!
+//! The library prints nothing and reads no environment: `crates/cli` is its face.
+
+pub mod bootstrap;
+pub mod error;
+pub mod floor;
+pub mod machine;
+pub mod measure;
+mod memory;
+pub mod peer;
+pub mod stats;
+pub mod suite;
+pub mod units;
+pub mod usage;
+pub mod workload;
+
+pub use error::Error;

@@ -1,0 +1,405 @@
+//! The first handshake between two programs: each hands the other a few bytes, usually its
+//! connection info, over an ordinary TCP connection.
+//!
+//! ```text
+//!   client                        server
+//!     │  magic  length  bytes ───►  │      length: u32, big endian, at most MAX_MESSAGE
+//!     │  ◄───  magic  length  bytes │
+//! ```
+//!
+//! [`exchange`] and [`serve`] do just that. A [`Channel`] keeps the connection for further messages;
+//! the two processes of a benchmark talk over one. Nothing here is encrypted or authenticated:
+//! whoever reaches the port gets the bytes, as with any bootstrap socket. Open one only for as long
+//! as it is needed and only on networks that are trusted.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+/// The longest message either side accepts.
+pub const MAX_MESSAGE: usize = 1 << 20;
+
+/// The port that servers of this project listen on unless told otherwise.
+pub const DEFAULT_PORT: u16 = 7471;
+
+/// First bytes from either side. The last one is the version.
+const MAGIC: [u8; 8] = *b"tcpx-bs\x01";
+
+/// Why two programs could not exchange bytes.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BootstrapError {
+    /// The name means no address.
+    #[error("cannot find an address for `{host}`: {source}; check the name")]
+    Unresolved {
+        /// What was asked for.
+        host: String,
+        /// What the resolver said.
+        source: io::Error,
+    },
+    /// The machine answers, nobody listens there.
+    #[error("{address} refused the connection; is the server running there, on that port?")]
+    Refused {
+        /// Where.
+        address: SocketAddr,
+    },
+    /// The network has no way there, or nothing answered in time.
+    #[error("cannot reach {address}: {source}; check the route and the firewall between the two machines")]
+    Unreachable {
+        /// Where.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Something else answers there.
+    #[error("{address} does not speak the tcpx bootstrap protocol (it sent {found:02x?})")]
+    WrongProtocol {
+        /// Who.
+        address: String,
+        /// Its first bytes.
+        found: Vec<u8>,
+    },
+    /// The same program, another generation.
+    #[error("{address} speaks bootstrap version {found}, this program version {expected}; use the same tcpx on both sides")]
+    WrongVersion {
+        /// Who.
+        address: String,
+        /// Its version.
+        found: u8,
+        /// Ours.
+        expected: u8,
+    },
+    /// Connected, then silence.
+    #[error("no answer from {address} within {after:?}")]
+    NoAnswer {
+        /// Who.
+        address: String,
+        /// How long we waited.
+        after: Duration,
+    },
+    /// Connected, then gone.
+    #[error("{address} closed the connection")]
+    Closed {
+        /// Who.
+        address: String,
+    },
+    /// A message above [`MAX_MESSAGE`], in either direction.
+    #[error("a message of {len} bytes is longer than the {MAX_MESSAGE} allowed")]
+    TooLong {
+        /// Its length.
+        len: usize,
+    },
+    /// Nobody connected.
+    #[error("nobody connected within {after:?}")]
+    NobodyCame {
+        /// How long we waited.
+        after: Duration,
+    },
+    /// Anything else the system says.
+    #[error("bootstrap connection with {address}: {source}")]
+    Io {
+        /// Who.
+        address: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// What [`serve`] got, and from whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Where the client connected from.
+    pub address: SocketAddr,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// Waits for one client, takes its bytes and gives it `own`.
+///
+/// A stray connection that is not one of ours ends the call with an error that says so; a server
+/// that should survive such visitors calls again.
+pub fn serve(
+    listener: &TcpListener,
+    own: &[u8],
+    timeout: Duration,
+) -> Result<Answer, BootstrapError> {
+    let mut channel = Channel::accept(listener, timeout)?;
+    let bytes = channel.receive()?;
+    channel.send(own)?;
+    Ok(Answer { address: channel.remote().expect("a TCP channel"), bytes })
+}
+
+/// Connects to `host` (`name:port` or `address:port`), gives it `own` and takes its bytes.
+pub fn exchange(host: &str, own: &[u8], timeout: Duration) -> Result<Vec<u8>, BootstrapError> {
+    let mut channel = Channel::connect(host, timeout)?;
+    channel.send(own)?;
+    channel.receive()
+}
+
+/// A connection that carries whole, bounded messages.
+#[derive(Debug)]
+pub struct Channel {
+    stream: Stream,
+    /// The peer, for messages.
+    name: String,
+    timeout: Duration,
+    greeted: bool,
+    heard: bool,
+}
+
+#[derive(Debug)]
+enum Stream {
+    Tcp(TcpStream, SocketAddr),
+    Unix(UnixStream),
+}
+
+impl Channel {
+    /// Connects to `name:port`. Every later wait is bounded by `timeout` as well.
+    pub fn connect(host: &str, timeout: Duration) -> Result<Channel, BootstrapError> {
+        let unresolved = |source| BootstrapError::Unresolved { host: host.to_owned(), source };
+        let addresses: Vec<SocketAddr> = host.to_socket_addrs().map_err(unresolved)?.collect();
+        let mut failure = unresolved(io::ErrorKind::NotFound.into());
+        for address in addresses {
+            match TcpStream::connect_timeout(&address, timeout) {
+                Ok(stream) => return Channel::tcp(stream, address, timeout),
+                Err(source) if source.kind() == io::ErrorKind::ConnectionRefused => {
+                    failure = BootstrapError::Refused { address };
+                }
+                Err(source) => failure = BootstrapError::Unreachable { address, source },
+            }
+        }
+        Err(failure)
+    }
+
+    /// Takes the next connection of a listener.
+    pub fn accept(listener: &TcpListener, timeout: Duration) -> Result<Channel, BootstrapError> {
+        match accept_until(listener, Instant::now() + timeout) {
+            Ok((stream, address)) => Channel::tcp(stream, address, timeout),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                Err(BootstrapError::NobodyCame { after: timeout })
+            }
+            Err(source) => {
+                let address = listener.local_addr().map_or("?".into(), |a| a.to_string());
+                Err(BootstrapError::Io { address, source })
+            }
+        }
+    }
+
+    /// A channel over one half of a socket pair.
+    pub fn over(stream: UnixStream, name: &str, timeout: Duration) -> Channel {
+        let name = name.to_owned();
+        Channel { stream: Stream::Unix(stream), name, timeout, greeted: false, heard: false }
+    }
+
+    fn tcp(
+        stream: TcpStream,
+        address: SocketAddr,
+        timeout: Duration,
+    ) -> Result<Channel, BootstrapError> {
+        let name = address.to_string();
+        if let Err(source) = stream.set_nodelay(true) {
+            return Err(BootstrapError::Io { address: name, source });
+        }
+        let stream = Stream::Tcp(stream, address);
+        Ok(Channel { stream, name, timeout, greeted: false, heard: false })
+    }
+
+    /// The other end, of a TCP channel.
+    pub fn remote(&self) -> Option<SocketAddr> {
+        match self.stream {
+            Stream::Tcp(_, address) => Some(address),
+            Stream::Unix(_) => None,
+        }
+    }
+
+    /// This end, of a TCP channel.
+    pub fn local(&self) -> Option<SocketAddr> {
+        match &self.stream {
+            Stream::Tcp(stream, _) => stream.local_addr().ok(),
+            Stream::Unix(_) => None,
+        }
+    }
+
+    /// How long each later wait may take.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
+    /// A second handle on the same connection: one thread may send while another receives.
+    pub fn try_clone(&self) -> io::Result<Channel> {
+        let stream = match &self.stream {
+            Stream::Tcp(stream, address) => Stream::Tcp(stream.try_clone()?, *address),
+            Stream::Unix(stream) => Stream::Unix(stream.try_clone()?),
+        };
+        let Channel { ref name, timeout, greeted, heard, .. } = *self;
+        Ok(Channel { stream, name: name.clone(), timeout, greeted, heard })
+    }
+
+    /// Sends one message.
+    pub fn send(&mut self, message: &[u8]) -> Result<(), BootstrapError> {
+        if message.len() > MAX_MESSAGE {
+            return Err(BootstrapError::TooLong { len: message.len() });
+        }
+        let mut frame = Vec::with_capacity(message.len() + 12);
+        if !self.greeted {
+            frame.extend_from_slice(&MAGIC);
+            self.greeted = true;
+        }
+        frame.extend_from_slice(&(message.len() as u32).to_be_bytes());
+        frame.extend_from_slice(message);
+        let deadline = Instant::now() + self.timeout;
+        let mut rest = &frame[..];
+        while !rest.is_empty() {
+            let sent = self.wait(PollFlags::OUT, deadline).and_then(|()| match &self.stream {
+                Stream::Tcp(stream, _) => (&*stream).write(rest),
+                Stream::Unix(stream) => (&*stream).write(rest),
+            });
+            match sent {
+                Ok(count) => rest = &rest[count..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.failed(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives one message, within the timeout.
+    pub fn receive(&mut self) -> Result<Vec<u8>, BootstrapError> {
+        self.receive_until(Some(Instant::now() + self.timeout))
+    }
+
+    /// Receives one message; waits for its first byte as long as it takes.
+    pub fn receive_patiently(&mut self) -> Result<Vec<u8>, BootstrapError> {
+        self.receive_until(None)
+    }
+
+    fn receive_until(&mut self, first: Option<Instant>) -> Result<Vec<u8>, BootstrapError> {
+        let mut deadline = first;
+        if !self.heard {
+            let mut magic = [0; MAGIC.len()];
+            let got = self.fill(&mut magic, &mut deadline);
+            self.judge(&magic, got)?;
+            self.heard = true;
+        }
+        let mut prefix = [0; 4];
+        self.fill(&mut prefix, &mut deadline).map_err(|(_, error)| self.failed(error))?;
+        let len = u32::from_be_bytes(prefix) as usize;
+        if len > MAX_MESSAGE {
+            return Err(BootstrapError::TooLong { len });
+        }
+        let mut message = vec![0; len];
+        self.fill(&mut message, &mut deadline).map_err(|(_, error)| self.failed(error))?;
+        Ok(message)
+    }
+
+    /// Decides from the first bytes whether the other end is one of ours. A program of another kind
+    /// usually sends something shorter or nothing at all, so what did arrive is looked at first.
+    fn judge(
+        &self,
+        magic: &[u8; 8],
+        got: Result<(), (usize, io::Error)>,
+    ) -> Result<(), BootstrapError> {
+        let have = got.as_ref().map_or_else(|(count, _)| *count, |()| magic.len());
+        let known = have.min(MAGIC.len() - 1);
+        if magic[..known] != MAGIC[..known] {
+            let found = magic[..have].to_vec();
+            return Err(BootstrapError::WrongProtocol { address: self.name.clone(), found });
+        }
+        got.map_err(|(_, error)| self.failed(error))?;
+        match (magic[7], MAGIC[7]) {
+            (found, expected) if found == expected => Ok(()),
+            (found, expected) => {
+                Err(BootstrapError::WrongVersion { address: self.name.clone(), found, expected })
+            }
+        }
+    }
+
+    /// Fills `out`. Without a deadline, the first byte starts one. The error says how much arrived.
+    fn fill(
+        &self,
+        out: &mut [u8],
+        deadline: &mut Option<Instant>,
+    ) -> Result<(), (usize, io::Error)> {
+        let mut count = 0;
+        while count < out.len() {
+            let waited = match *deadline {
+                Some(deadline) => self.wait(PollFlags::IN, deadline),
+                None => Ok(()),
+            };
+            let read = waited.and_then(|()| match &self.stream {
+                Stream::Tcp(stream, _) => (&*stream).read(&mut out[count..]),
+                Stream::Unix(stream) => (&*stream).read(&mut out[count..]),
+            });
+            match read {
+                Ok(0) => return Err((count, io::ErrorKind::UnexpectedEof.into())),
+                Ok(more) => count += more,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err((count, error)),
+            }
+            deadline.get_or_insert_with(|| Instant::now() + self.timeout);
+        }
+        Ok(())
+    }
+
+    fn wait(&self, flags: PollFlags, deadline: Instant) -> io::Result<()> {
+        match &self.stream {
+            Stream::Tcp(stream, _) => wait_until(stream, flags, deadline),
+            Stream::Unix(stream) => wait_until(stream, flags, deadline),
+        }
+    }
+
+    fn failed(&self, source: io::Error) -> BootstrapError {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, TimedOut, UnexpectedEof};
+        let address = self.name.clone();
+        match source.kind() {
+            TimedOut => BootstrapError::NoAnswer { address, after: self.timeout },
+            UnexpectedEof | ConnectionReset | BrokenPipe => BootstrapError::Closed { address },
+            _ => BootstrapError::Io { address, source },
+        }
+    }
+}
+
+/// Accepts one connection before the deadline, or fails with `TimedOut`.
+pub(crate) fn accept_until(
+    listener: &TcpListener,
+    deadline: Instant,
+) -> io::Result<(TcpStream, SocketAddr)> {
+    // Non-blocking: a connection that is reset between the wake-up and the accept must not hang us.
+    listener.set_nonblocking(true)?;
+    loop {
+        wait_until(listener, PollFlags::IN, deadline)?;
+        match listener.accept() {
+            Err(error) if is_transient(&error) => {}
+            other => return other,
+        }
+    }
+}
+
+fn is_transient(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
+    matches!(error.kind(), WouldBlock | Interrupted | ConnectionAborted)
+}
+
+/// Time left before a deadline; `TimedOut` when none is.
+pub(crate) fn remaining(deadline: Instant) -> io::Result<Duration> {
+    match deadline.saturating_duration_since(Instant::now()) {
+        Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
+        left => Ok(left),
+    }
+}
+
+fn wait_until(fd: &impl AsFd, flags: PollFlags, deadline: Instant) -> io::Result<()> {
+    loop {
+        let left = remaining(deadline)?;
+        let timeout = left.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
+        match poll(&mut [PollFd::new(fd, flags)], Some(&timeout)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! The measuring process's handle on the other one.
+
+use std::ffi::OsString;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::control::{Reply, Request, SHARED_SETTINGS, VERSION, parse, send};
+use crate::bootstrap::Channel;
+use crate::error::Error;
+use crate::floor::{Streams, Tuning};
+use crate::machine::Machine;
+use crate::usage::Usage;
+use crate::workload::{Mismatch, Shape};
+
+/// How long any one answer may take. The longest work between two messages is filling or verifying
+/// the memory of a workload, or one round of the floor.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// How long a second process may take to end by itself once it was told to.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// The second process: what to run so that it calls [`serve_stdin`](super::serve_stdin).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// The executable.
+    pub path: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+    /// Further environment variables.
+    pub environment: Vec<(OsString, OsString)>,
+}
+
+impl Program {
+    /// This very program, with other arguments.
+    pub fn same(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Program, Error> {
+        // The link, not its target: it stays right when the file is replaced by a new build.
+        let path = PathBuf::from("/proc/self/exe");
+        let path = if path.exists() { path } else { this_program()? };
+        let arguments = arguments.into_iter().map(Into::into).collect();
+        Ok(Program { path, arguments, environment: Vec::new() })
+    }
+}
+
+fn this_program() -> Result<PathBuf, Error> {
+    std::env::current_exe()
+        .map_err(|source| Error::Spawn { program: "this program".into(), source })
+}
+
+/// The other process of a measurement.
+#[derive(Debug)]
+pub struct Remote {
+    channel: Channel,
+    child: Option<Child>,
+    machine: Machine,
+    info: Vec<u8>,
+}
+
+impl Remote {
+    /// Starts a second process on this machine. Its standard input is the control connection.
+    pub fn spawn(program: &Program, settings: &[(String, String)]) -> Result<Remote, Error> {
+        let name = program.path.display().to_string();
+        let failed = |source| Error::Spawn { program: name.clone(), source };
+        let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+        let child = Command::new(&program.path)
+            .args(&program.arguments)
+            .envs(program.environment.iter().map(|(key, value)| (key, value)))
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(failed)?;
+        let channel = Channel::over(ours, "the second process", PATIENCE);
+        Remote::greet(channel, Some(child), settings)
+    }
+
+    /// Connects to a [`Server`](super::Server), `name:port`.
+    pub fn connect(
+        host: &str,
+        timeout: Duration,
+        settings: &[(String, String)],
+    ) -> Result<Remote, Error> {
+        let mut channel = Channel::connect(host, timeout)?;
+        channel.set_timeout(PATIENCE);
+        Remote::greet(channel, None, settings)
+    }
+
+    fn greet(
+        channel: Channel,
+        child: Option<Child>,
+        settings: &[(String, String)],
+    ) -> Result<Remote, Error> {
+        let mut remote =
+            Remote { channel, child, machine: Machine::default(), info: Vec::new() };
+        let shared = |(key, _): &&(String, String)| SHARED_SETTINGS.contains(&key.as_str());
+        let settings = settings.iter().filter(shared).cloned().collect();
+        match remote.ask(&Request::Hello { version: VERSION, settings })? {
+            Reply::Hello { version: VERSION, machine, info } => {
+                (remote.machine, remote.info) = (machine, info);
+                Ok(remote)
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// The machine it runs on.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// Connection info of its session.
+    pub fn connection_info(&self) -> &[u8] {
+        &self.info
+    }
+
+    /// Whether it runs on this machine, as far as the control connection can tell.
+    pub fn is_local(&self) -> bool {
+        self.channel.remote().is_none_or(|address| address.ip().is_loopback())
+    }
+
+    /// CPU time it has used so far.
+    pub(crate) fn cpu(&mut self) -> Result<Duration, Error> {
+        match self.ask(&Request::Cpu)? {
+            Reply::Cpu(time) => Ok(time),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// What it has used so far.
+    pub fn usage(&mut self) -> Result<Usage, Error> {
+        match self.ask(&Request::Usage)? {
+            Reply::Usage(usage) => Ok(usage),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Makes it allocate and register memory; returns the descriptor.
+    pub(crate) fn prepare(&mut self, shape: Shape) -> Result<tcpx::RemoteRegion, Error> {
+        match self.ask(&Request::Prepare { shape })? {
+            Reply::Region { descriptor } => Ok(tcpx::RemoteRegion::from_bytes(&descriptor)?),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    pub(crate) fn fill(&mut self, seed: u64) -> Result<(), Error> {
+        self.ask_done(&Request::Fill { seed })
+    }
+
+    /// Whether its memory holds what ours was filled with.
+    pub(crate) fn verify(&mut self, seed: u64) -> Result<Result<(), Mismatch>, Error> {
+        match self.ask(&Request::Verify { seed })? {
+            Reply::Done => Ok(Ok(())),
+            Reply::Corrupt(mismatch) => Ok(Err(mismatch)),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Opens the streams of a floor.
+    pub(crate) fn floor_streams(&mut self, count: usize) -> Result<Streams, Error> {
+        let Reply::Listening { port, nonce } = self.ask(&Request::FloorListen)? else {
+            return Err(Error::Protocol { what: "no port for the floor".into() });
+        };
+        let address =
+            self.channel.remote().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |remote| remote.ip());
+        let timeout = Duration::from_secs(10);
+        let streams = Streams::connect(SocketAddr::new(address, port), nonce, count, timeout)
+            .map_err(Error::Floor)?;
+        self.ask_done(&Request::FloorAccept { streams: count })?;
+        Ok(streams)
+    }
+
+    /// Makes it serve a round of the floor while `round` runs here.
+    pub(crate) fn floor_run<T>(
+        &mut self,
+        iterations: u32,
+        tuning: Tuning,
+        round: impl FnOnce() -> io::Result<T>,
+    ) -> Result<T, Error> {
+        send(&mut self.channel, &Request::FloorRun { iterations, tuning })?;
+        let result = round().map_err(Error::Floor);
+        if result.is_err() {
+            // Its half cannot end by itself: there is nothing left to agree on with this process.
+            return result;
+        }
+        match self.answer()? {
+            Reply::Done => result,
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Makes it start idle sessions; returns their connection infos.
+    pub(crate) fn sessions(&mut self, count: usize) -> Result<Vec<Vec<u8>>, Error> {
+        match self.ask(&Request::Sessions { count })? {
+            Reply::Sessions { infos } => Ok(infos),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn ask_done(&mut self, request: &Request) -> Result<(), Error> {
+        match self.ask(request)? {
+            Reply::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn ask(&mut self, request: &Request) -> Result<Reply, Error> {
+        send(&mut self.channel, request)?;
+        self.answer()
+    }
+
+    fn answer(&mut self) -> Result<Reply, Error> {
+        match parse(&self.channel.receive()?)? {
+            Reply::Failed { message } => Err(Error::Peer { message }),
+            reply => Ok(reply),
+        }
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        // Best effort: the closing connection says the same.
+        let _ = send(&mut self.channel, &Request::Quit);
+        let Some(mut child) = self.child.take() else { return };
+        let deadline = Instant::now() + GRACE;
+        while Instant::now() < deadline {
+            if let Ok(Some(_)) | Err(_) = child.try_wait() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+fn unexpected(reply: &Reply) -> Error {
+    let mut what = format!("an answer to another question: {reply:?}");
+    what.truncate(what.floor_char_boundary(200));
+    Error::Protocol { what }
+}

@@ -1,0 +1,329 @@
+//! The process that is measured against: it does what it is told and sleeps in between.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
+
+use tcpx::{Config, Session};
+
+use super::control::{Reply, Request, SHARED_SETTINGS, VERSION, parse, send};
+use crate::bootstrap::{BootstrapError, Channel};
+use crate::error::Error;
+use crate::floor::{Blocks, Listener, MAX_STREAMS, Nonce, Streams, Tuning};
+use crate::machine::{Machine, available_bytes};
+use crate::memory::Memory;
+use crate::usage::{self, Usage};
+use crate::workload::{Shape, Side};
+
+/// How long a client may take to send the rest of a message it has begun, or to read an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The most idle sessions a client may ask for.
+const MAX_SESSIONS: usize = 256;
+
+/// Serves the process at the other end of standard input; what a spawned second process does.
+///
+/// Never outlives that process: when the connection closes this process exits at once, whatever it
+/// is doing.
+///
+/// # Errors
+/// Standard input is no socket: the program was not started by [`Remote`](super::Remote).
+pub fn serve_stdin(config: Config) -> Result<(), Error> {
+    let stdin = io::stdin().as_fd().try_clone_to_owned();
+    let stream = UnixStream::from(stdin.map_err(not_spawned)?);
+    stream.peer_addr().map_err(not_spawned)?;
+    let channel = Channel::over(stream, "the measuring process", PATIENCE);
+    serve(channel, config, || std::process::exit(0))
+}
+
+fn not_spawned(source: io::Error) -> Error {
+    let address = "standard input (which should be a socket of the measuring process)".into();
+    Error::Bootstrap(BootstrapError::Io { address, source })
+}
+
+/// Something a [`Server`] tells its operator.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ServerEvent<'e> {
+    /// A client is being served.
+    Connected(SocketAddr),
+    /// It is done.
+    Finished(SocketAddr),
+    /// It was refused or failed; the server goes on.
+    Failed(Option<SocketAddr>, &'e Error),
+}
+
+/// A server that other machines measure against, one client after the other.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    config: Config,
+}
+
+impl Server {
+    /// Listens on `address`; sessions start from `config`, which the client may adjust within
+    /// [`SHARED_SETTINGS`].
+    pub fn bind(address: SocketAddr, config: Config) -> io::Result<Server> {
+        Ok(Server { listener: TcpListener::bind(address)?, config })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves clients until `event` returns false.
+    pub fn run(&self, mut event: impl FnMut(ServerEvent<'_>) -> bool) {
+        loop {
+            // An hour is as good as for ever: nobody having come is no failure.
+            let channel = match Channel::accept(&self.listener, Duration::from_secs(3600)) {
+                Ok(channel) => channel,
+                Err(BootstrapError::NobodyCame { .. }) => continue,
+                Err(error) => {
+                    if !event(ServerEvent::Failed(None, &error.into())) {
+                        return;
+                    }
+                    // Such as too many open files: let the machine recover.
+                    std::thread::sleep(Duration::from_millis(100));
+                    continue;
+                }
+            };
+            let address = channel.remote().expect("a TCP channel");
+            if !event(ServerEvent::Connected(address)) || !event(self.serve(channel, address).event())
+            {
+                return;
+            }
+        }
+    }
+
+    fn serve(&self, mut channel: Channel, address: SocketAddr) -> Outcome {
+        channel.set_timeout(PATIENCE);
+        Outcome { address, result: serve(channel, self.config.clone(), || ()) }
+    }
+}
+
+struct Outcome {
+    address: SocketAddr,
+    result: Result<(), Error>,
+}
+
+impl Outcome {
+    fn event(&self) -> ServerEvent<'_> {
+        match &self.result {
+            Ok(()) => ServerEvent::Finished(self.address),
+            Err(error) => ServerEvent::Failed(Some(self.address), error),
+        }
+    }
+}
+
+/// Obeys the requests of a channel until it asks to quit or closes.
+///
+/// A thread of its own reads them, so that the end of the connection is noticed (`closed`) also
+/// while a request is being worked on.
+fn serve(
+    mut channel: Channel,
+    config: Config,
+    closed: impl FnOnce() + Send + 'static,
+) -> Result<(), Error> {
+    let address = channel.local().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |local| local.ip());
+    let reader = channel.try_clone().map_err(|source| {
+        Error::Bootstrap(BootstrapError::Io { address: "the client".into(), source })
+    })?;
+    let requests = read_requests(reader, closed);
+    let mut target = None;
+    while let Ok(request) = requests.recv() {
+        let request = request?;
+        let reply = match (request, &mut target) {
+            (Request::Quit, _) => {
+                // The other side is leaving and reads no more.
+                let _ = send(&mut channel, &Reply::Done);
+                return Ok(());
+            }
+            (Request::Hello { version, settings }, None) => {
+                Target::new(version, &settings, config.clone(), address).map(|new| {
+                    let info = new.session.connection_info();
+                    target = Some(new);
+                    Reply::Hello { version: VERSION, machine: Machine::here(), info }
+                })
+            }
+            (request, Some(target)) => target.obey(request),
+            (_, None) => Err(Error::Protocol { what: "a request before the greeting".into() }),
+        };
+        let reply = reply.unwrap_or_else(|error| Reply::Failed { message: error.to_string() });
+        send(&mut channel, &reply)?;
+    }
+    Ok(())
+}
+
+fn read_requests(
+    mut channel: Channel,
+    closed: impl FnOnce() + Send + 'static,
+) -> Receiver<Result<Request, Error>> {
+    // One request is outstanding at a time; a client that sends more waits.
+    let (sender, receiver) = mpsc::sync_channel(1);
+    std::thread::spawn(move || {
+        loop {
+            let request = match channel.receive_patiently() {
+                Ok(bytes) => parse(&bytes),
+                Err(BootstrapError::Closed { .. }) => break,
+                Err(error) => Err(error.into()),
+            };
+            let last = request.as_ref().map_or(true, |request| *request == Request::Quit);
+            if sender.send(request).is_err() || last {
+                return;
+            }
+        }
+        drop(sender);
+        closed();
+    });
+    receiver
+}
+
+/// The prepared workload.
+struct Work {
+    shape: Shape,
+    blocks: Blocks,
+    memory: Memory,
+}
+
+/// One client's session and memory.
+struct Target {
+    session: Session,
+    config: Config,
+    address: IpAddr,
+    work: Option<Work>,
+    listener: Option<Listener>,
+    streams: Option<Streams>,
+    idle: Vec<Session>,
+}
+
+impl Target {
+    fn new(
+        version: u32,
+        settings: &[(String, String)],
+        mut config: Config,
+        address: IpAddr,
+    ) -> Result<Target, Error> {
+        if version != VERSION {
+            let what = format!("version {version} of the benchmark, this one is {VERSION}");
+            return Err(Error::Protocol { what });
+        }
+        for (key, value) in settings {
+            if !SHARED_SETTINGS.contains(&key.as_str()) {
+                let what = format!("the setting `{key}`, which is not for a client to choose");
+                return Err(Error::Protocol { what });
+            }
+            config.set(key, value)?;
+        }
+        let config = config.with_name(format!("bench-target-{}", std::process::id()));
+        let session = Session::new(config.clone())?;
+        Ok(Target {
+            session,
+            config,
+            address,
+            work: None,
+            listener: None,
+            streams: None,
+            idle: Vec::new(),
+        })
+    }
+
+    fn obey(&mut self, request: Request) -> Result<Reply, Error> {
+        match request {
+            Request::Hello { .. } | Request::Quit => {
+                return Err(Error::Protocol { what: "a second greeting".into() });
+            }
+            Request::Prepare { shape } => return self.prepare(shape),
+            Request::Fill { seed } => self.work()?.memory.fill(seed),
+            Request::Verify { seed } => {
+                let work = self.work()?;
+                if let Err(mismatch) = work.memory.verify(&work.shape, seed) {
+                    return Ok(Reply::Corrupt(mismatch));
+                }
+            }
+            Request::FloorListen => return self.floor_listen().map_err(Error::Floor),
+            Request::FloorAccept { streams } => self.floor_accept(streams)?,
+            Request::FloorRun { iterations, tuning } => self.floor_run(iterations, tuning)?,
+            Request::Cpu => return Ok(Reply::Cpu(usage::cpu())),
+            Request::Usage => return Ok(Reply::Usage(Usage::now())),
+            Request::Sessions { count } => return self.sessions(count),
+        }
+        Ok(Reply::Done)
+    }
+
+    fn work(&mut self) -> Result<&mut Work, Error> {
+        let missing = || Error::Protocol { what: "no memory has been prepared".into() };
+        self.work.as_mut().ok_or_else(missing)
+    }
+
+    fn prepare(&mut self, shape: Shape) -> Result<Reply, Error> {
+        self.work = None;
+        // Half: the measuring process may be on this machine and need as much.
+        let limit = available_bytes() / 2;
+        if shape.total_bytes() > limit {
+            let reason = format!("more than half of the memory that is free here ({limit} bytes)");
+            let value = shape.total_bytes().to_string();
+            return Err(Error::Option { option: "size", value, reason });
+        }
+        let memory = Memory::new(&self.session, shape.total_bytes() as usize)?;
+        let descriptor = memory.region().descriptor().to_bytes();
+        let blocks = Blocks::new(shape.spans(Side::Target));
+        self.work = Some(Work { shape, blocks, memory });
+        Ok(Reply::Region { descriptor })
+    }
+
+    fn floor_listen(&mut self) -> io::Result<Reply> {
+        self.streams = None;
+        let nonce = nonce()?;
+        let listener = Listener::bind(self.address, nonce)?;
+        let port = listener.port()?;
+        self.listener = Some(listener);
+        Ok(Reply::Listening { port, nonce })
+    }
+
+    fn floor_accept(&mut self, streams: usize) -> Result<(), Error> {
+        if streams == 0 || streams > MAX_STREAMS {
+            let reason = format!("a floor has 1 to {MAX_STREAMS}");
+            return Err(Error::Option { option: "streams", value: streams.to_string(), reason });
+        }
+        let missing = || Error::Protocol { what: "no listener for the floor".into() };
+        let listener = self.listener.take().ok_or_else(missing)?;
+        self.streams = Some(listener.accept(streams, PATIENCE).map_err(Error::Floor)?);
+        Ok(())
+    }
+
+    fn floor_run(&mut self, iterations: u32, tuning: Tuning) -> Result<(), Error> {
+        let (Some(work), Some(streams)) = (&mut self.work, &self.streams) else {
+            return Err(Error::Protocol { what: "a floor without memory or streams".into() });
+        };
+        let op = work.shape.op();
+        streams
+            .serve(op, work.memory.idle_bytes(), &work.blocks, iterations, tuning)
+            .map_err(Error::Floor)
+    }
+
+    fn sessions(&mut self, count: usize) -> Result<Reply, Error> {
+        if count > MAX_SESSIONS {
+            let reason = format!("at most {MAX_SESSIONS}");
+            return Err(Error::Option { option: "peers", value: count.to_string(), reason });
+        }
+        self.idle.clear();
+        for index in 0..count {
+            let name = format!("bench-idle-{}-{index}", std::process::id());
+            self.idle.push(Session::new(self.config.clone().with_name(name))?);
+        }
+        Ok(Reply::Sessions { infos: self.idle.iter().map(Session::connection_info).collect() })
+    }
+}
+
+/// Unpredictable bytes from the kernel.
+fn nonce() -> io::Result<Nonce> {
+    use std::io::Read;
+
+    let mut nonce = Nonce::default();
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut nonce)?;
+    Ok(nonce)
+}

@@ -1,0 +1,289 @@
+//! Which cases are measured: the named ones, a sweep over sizes, or what options ask for.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::floor::Waiting;
+use crate::workload::{Limit, Op, Shape, Workload};
+
+/// Up to this size a transfer is about latency: the caller polls, and there are many iterations.
+pub const LATENCY_BYTES: u64 = 64 << 10;
+
+/// One thing to measure.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Case {
+    /// Short and stable, such as `kv16k`.
+    pub name: String,
+    /// What is moved, and how often.
+    pub workload: Workload,
+    /// How the caller waits.
+    pub waiting: Waiting,
+    /// What the case is part of.
+    pub group: Group,
+}
+
+/// Why a case is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Group {
+    /// One of [`NAMED`].
+    Named,
+    /// A point of the sweep over sizes.
+    Sweep,
+    /// Asked for by sizes.
+    Custom,
+}
+
+/// A case everybody knows by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// Its name.
+    pub name: &'static str,
+    /// What it stands for.
+    pub about: &'static str,
+    /// Bytes of one transfer.
+    pub total_bytes: u64,
+    /// Bytes of one block; 0: one block.
+    pub block_bytes: u64,
+    /// Measured iterations unless options say otherwise.
+    pub iterations: u32,
+}
+
+/// The default suite: what the project's bars are about.
+pub const NAMED: [Named; 5] = [
+    Named {
+        name: "lat4k",
+        about: "round trip of one small block",
+        total_bytes: 4 << 10,
+        block_bytes: 0,
+        iterations: 20_000,
+    },
+    Named {
+        name: "one64m",
+        about: "one large block",
+        total_bytes: 64 << 20,
+        block_bytes: 0,
+        iterations: 40,
+    },
+    Named {
+        name: "one512m",
+        about: "one very large block",
+        total_bytes: 512 << 20,
+        block_bytes: 0,
+        iterations: 10,
+    },
+    Named {
+        name: "kv16k",
+        about: "a KV cache in scattered 16 KiB blocks",
+        total_bytes: 64 << 20,
+        block_bytes: 16 << 10,
+        iterations: 40,
+    },
+    Named {
+        name: "kv4k",
+        about: "a KV cache in scattered 4 KiB blocks",
+        total_bytes: 64 << 20,
+        block_bytes: 4 << 10,
+        iterations: 40,
+    },
+];
+
+/// The sizes of the sweep: a factor of four each, and the largest.
+pub const SWEEP_BYTES: [u64; 10] = [
+    4 << 10,
+    16 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    4 << 20,
+    16 << 20,
+    64 << 20,
+    256 << 20,
+    512 << 20,
+];
+
+/// What to measure.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Names of [`NAMED`]. None and no sizes: all of them.
+    pub cases: Vec<String>,
+    /// Measure these sizes (with each of the block sizes) instead of, or besides, named cases.
+    pub sizes: Vec<u64>,
+    /// Block sizes for `sizes`; 0 is one block. None: one block.
+    pub block_sizes: Vec<u64>,
+    /// Keep the blocks in order instead of scattering them.
+    pub ordered: bool,
+    /// The operations; none: READ and WRITE.
+    pub ops: Vec<Op>,
+    /// Measure [`SWEEP_BYTES`] too.
+    pub sweep: bool,
+    /// Measured iterations of every case.
+    pub iterations: Option<u32>,
+    /// Time for every case, instead of a number of iterations.
+    pub duration: Option<Duration>,
+    /// Iterations before measuring starts.
+    pub warmup: Option<u32>,
+    /// How the caller waits; by default it polls up to [`LATENCY_BYTES`] and sleeps above.
+    pub waiting: Option<Waiting>,
+}
+
+/// The cases that options ask for, in the order in which they are measured.
+pub fn cases(options: &Options) -> Result<Vec<Case>, Error> {
+    options.check()?;
+    let mut cases = Vec::new();
+    let all = options.cases.is_empty() && options.sizes.is_empty() && options.block_sizes.is_empty();
+    for named in NAMED {
+        if all || options.cases.iter().any(|name| name == named.name) {
+            let blocks = (named.total_bytes, named.block_bytes);
+            options.push(&mut cases, named.name, Group::Named, blocks, named.iterations)?;
+        }
+    }
+    for &total in options.custom_sizes() {
+        for &block in or(&options.block_sizes, &[0]) {
+            let name = custom_name(total, block);
+            options.push(&mut cases, &name, Group::Custom, (total, block), iterations(total))?;
+        }
+    }
+    if options.sweep {
+        for total in SWEEP_BYTES {
+            let name = custom_name(total, 0);
+            options.push(&mut cases, &name, Group::Sweep, (total, 0), iterations(total) / 2)?;
+        }
+    }
+    Ok(cases)
+}
+
+impl Options {
+    fn check(&self) -> Result<(), Error> {
+        let known = |name: &&String| NAMED.iter().any(|named| named.name == **name);
+        if let Some(name) = self.cases.iter().find(|name| !known(name)) {
+            let names = NAMED.map(|named| named.name).join(", ");
+            let reason = format!("there is no such case; known are {names}");
+            return Err(Error::Option { option: "case", value: name.clone(), reason });
+        }
+        if self.iterations == Some(0) {
+            let reason = "at least one iteration is needed".into();
+            return Err(Error::Option { option: "iterations", value: "0".into(), reason });
+        }
+        if self.duration == Some(Duration::ZERO) {
+            let reason = "some time is needed".into();
+            return Err(Error::Option { option: "duration", value: "0".into(), reason });
+        }
+        Ok(())
+    }
+
+    /// Block sizes without sizes mean 64 MiB of such blocks.
+    fn custom_sizes(&self) -> &[u64] {
+        if self.block_sizes.is_empty() { &self.sizes } else { or(&self.sizes, &[64 << 20]) }
+    }
+
+    fn push(
+        &self,
+        cases: &mut Vec<Case>,
+        name: &str,
+        group: Group,
+        (total, block): (u64, u64),
+        iterations: u32,
+    ) -> Result<(), Error> {
+        let limit = match (self.duration, self.iterations) {
+            (Some(duration), _) => Limit::Duration(duration),
+            (None, Some(iterations)) => Limit::Iterations(iterations),
+            (None, None) => Limit::Iterations(iterations),
+        };
+        let latency = total <= LATENCY_BYTES;
+        // A few dozen small transfers wake the CPUs up, two large ones touch every page.
+        let warmup = self.warmup.unwrap_or(if latency { 200 } else { 2 });
+        let waiting =
+            self.waiting.unwrap_or(if latency { Waiting::Poll } else { Waiting::Block });
+        for &op in or(&self.ops, &[Op::Read, Op::Write]) {
+            let shape = Shape::new(op, total, block, !self.ordered)?;
+            let workload = Workload { shape, limit, warmup };
+            cases.push(Case { name: name.to_owned(), workload, waiting, group });
+        }
+        Ok(())
+    }
+}
+
+fn or<'v, T>(values: &'v [T], default: &'v [T]) -> &'v [T] {
+    if values.is_empty() { default } else { values }
+}
+
+fn custom_name(total: u64, block: u64) -> String {
+    let compact = |bytes| crate::units::bytes(bytes).replace(' ', "").replace("iB", "");
+    match block {
+        0 => compact(total),
+        block if block >= total => compact(total),
+        block => format!("{}/{}", compact(total), compact(block)),
+    }
+}
+
+/// About 2 GiB of traffic, at least 10 and at most 10,000 iterations.
+fn iterations(total_bytes: u64) -> u32 {
+    ((2 << 30) / total_bytes).clamp(10, 10_000) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn by_default_all_named_cases_both_ways() {
+        let cases = cases(&Options::default()).unwrap();
+        assert_eq!(cases.len(), 2 * NAMED.len());
+        let latency = &cases[0];
+        assert_eq!((latency.name.as_str(), latency.waiting), ("lat4k", Waiting::Poll));
+        let scattered = cases.iter().find(|case| case.name == "kv4k").unwrap();
+        assert_eq!(scattered.waiting, Waiting::Block);
+        assert_eq!(scattered.workload.shape.blocks(), 16384);
+        assert!(scattered.workload.shape.shuffled());
+    }
+
+    #[test]
+    fn names_sizes_and_blocks_are_options() {
+        let names = |options: &Options| -> Vec<String> {
+            cases(options).unwrap().into_iter().map(|case| case.name).collect()
+        };
+        let mut options =
+            Options { cases: vec!["kv4k".into()], ops: vec![Op::Read], ..Options::default() };
+        assert_eq!(names(&options), ["kv4k"]);
+        options.sizes = vec![1 << 20, 4096];
+        assert_eq!(names(&options), ["kv4k", "1M", "4K"]);
+        options.cases.clear();
+        options.block_sizes = vec![0, 16 << 10];
+        assert_eq!(names(&options), ["1M", "1M/16K", "4K", "4K"]);
+        options.sizes.clear();
+        options.block_sizes = vec![1000];
+        assert_eq!(names(&options), ["64M/1000B"]);
+        options.sweep = true;
+        assert_eq!(names(&options).len(), 1 + SWEEP_BYTES.len());
+    }
+
+    #[test]
+    fn limits_and_waiting_can_be_chosen() {
+        let options = Options {
+            sizes: vec![4096],
+            ops: vec![Op::Write],
+            iterations: Some(7),
+            waiting: Some(Waiting::Block),
+            warmup: Some(0),
+            ..Options::default()
+        };
+        let case = cases(&options).unwrap().remove(0);
+        assert_eq!(case.workload.limit, Limit::Iterations(7));
+        assert_eq!((case.waiting, case.workload.warmup), (Waiting::Block, 0));
+        let options = Options { duration: Some(Duration::from_secs(1)), ..options };
+        let case = cases(&options).unwrap().remove(0);
+        assert_eq!(case.workload.limit, Limit::Duration(Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let wrong = |options: Options| cases(&options).unwrap_err().to_string();
+        let name = wrong(Options { cases: vec!["kv8k".into()], ..Options::default() });
+        assert!(name.contains("kv8k") && name.contains("kv16k"), "{name}");
+        assert!(wrong(Options { iterations: Some(0), ..Options::default() }).contains("iterations"));
+        assert!(wrong(Options { sizes: vec![0], ..Options::default() }).contains("0 bytes"));
+    }
+}

@@ -1,0 +1,475 @@
+//! What is moved: sizes, blocks and their order on both sides, and the bytes in them.
+//!
+//! Everything here is a pure function of the [`Shape`], so the two processes of a measurement agree on every offset
+//! and every byte without telling each other more than the shape and a seed.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// The most blocks one workload may have: a few hundred MiB of bookkeeping at worst, on either side.
+pub const MAX_BLOCKS: u64 = 4 << 20;
+
+/// The most bytes one workload may move at once. A peer applies its own, lower bound from its memory.
+pub const MAX_TOTAL_BYTES: u64 = 1 << 40;
+
+/// The direction of a transfer, seen from the side that starts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Op {
+    /// Bytes flow from the target to the initiator.
+    Read,
+    /// Bytes flow from the initiator to the target.
+    Write,
+}
+
+impl Op {
+    /// The side that holds the bytes before the transfer.
+    pub fn source(self) -> Side {
+        match self {
+            Op::Read => Side::Target,
+            Op::Write => Side::Initiator,
+        }
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Op::Read => "READ",
+            Op::Write => "WRITE",
+        })
+    }
+}
+
+/// One of the two processes of a measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Side {
+    /// Starts transfers and holds the clock.
+    Initiator,
+    /// Serves them while its application sleeps.
+    Target,
+}
+
+impl Side {
+    /// The other one.
+    pub fn other(self) -> Side {
+        match self {
+            Side::Initiator => Side::Target,
+            Side::Target => Side::Initiator,
+        }
+    }
+}
+
+/// One contiguous piece of a side's buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Bytes from the start of the buffer.
+    pub offset: usize,
+    /// Length in bytes.
+    pub len: usize,
+}
+
+/// How many times a workload is measured, for each of the engine and the floor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Limit {
+    /// Exactly this many iterations.
+    Iterations(u32),
+    /// As many as fit in this time, at least one per round.
+    Duration(Duration),
+}
+
+/// The bytes of one transfer: direction, size, blocks, order. A value of this type is always valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "RawShape", into = "RawShape")]
+pub struct Shape {
+    op: Op,
+    /// `1 <= block_bytes <= total_bytes <= MAX_TOTAL_BYTES`
+    total_bytes: u64,
+    /// `total_bytes / block_bytes <= MAX_BLOCKS`
+    block_bytes: u64,
+    shuffled: bool,
+}
+
+/// Why a [`Shape`] was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ShapeError {
+    /// Nothing to move.
+    #[error("a workload of 0 bytes measures nothing; ask for at least 1")]
+    Empty,
+    /// More than anyone could hold.
+    #[error("{total_bytes} bytes in one transfer is more than the {MAX_TOTAL_BYTES} allowed")]
+    TooLarge {
+        /// What was asked for.
+        total_bytes: u64,
+    },
+    /// Blocks too small for the size.
+    #[error("{blocks} blocks of {block_bytes} bytes is more than the {MAX_BLOCKS} allowed; use larger blocks")]
+    TooManyBlocks {
+        /// How many there would be.
+        blocks: u64,
+        /// What was asked for.
+        block_bytes: u64,
+    },
+}
+
+impl Shape {
+    /// A transfer of `total_bytes` in blocks of `block_bytes`. A block size of 0 or above the total means one
+    /// contiguous block; the last block is shorter when the sizes do not divide.
+    pub fn new(
+        op: Op,
+        total_bytes: u64,
+        block_bytes: u64,
+        shuffled: bool,
+    ) -> Result<Shape, ShapeError> {
+        if total_bytes == 0 {
+            return Err(ShapeError::Empty);
+        }
+        if total_bytes > MAX_TOTAL_BYTES {
+            return Err(ShapeError::TooLarge { total_bytes });
+        }
+        let block_bytes = match block_bytes {
+            0 => total_bytes,
+            n => n.min(total_bytes),
+        };
+        let blocks = total_bytes.div_ceil(block_bytes);
+        if blocks > MAX_BLOCKS {
+            return Err(ShapeError::TooManyBlocks { blocks, block_bytes });
+        }
+        Ok(Shape { op, total_bytes, block_bytes, shuffled })
+    }
+
+    /// The direction.
+    pub fn op(&self) -> Op {
+        self.op
+    }
+
+    /// Bytes moved by one iteration, and the length of each side's buffer.
+    pub fn total_bytes(&self) -> u64 {
+        self.total_bytes
+    }
+
+    /// Bytes in one block (the last may be shorter).
+    pub fn block_bytes(&self) -> u64 {
+        self.block_bytes
+    }
+
+    /// Whether the blocks are scattered, differently on each side.
+    pub fn shuffled(&self) -> bool {
+        self.shuffled
+    }
+
+    /// How many blocks there are.
+    pub fn blocks(&self) -> usize {
+        self.total_bytes.div_ceil(self.block_bytes) as usize
+    }
+
+    /// Where the blocks lie on one side, in the order in which they are moved. Block `i` of one side corresponds to
+    /// block `i` of the other. Together the spans cover the buffer exactly once.
+    pub fn spans(&self, side: Side) -> Vec<Span> {
+        let block = self.block_bytes as usize;
+        let whole = (self.total_bytes / self.block_bytes) as usize;
+        let mut spans: Vec<Span> =
+            (0..whole).map(|index| Span { offset: index * block, len: block }).collect();
+        if self.shuffled {
+            let mut random = SplitMix(match side {
+                Side::Initiator => 0x1d87_2b41_9a4c_5e03,
+                Side::Target => 0x7c3e_51f0_d26b_8a95,
+            });
+            // Fisher and Yates, from the end. The bias of the modulo is below 2^-40 for MAX_BLOCKS entries.
+            for last in (1..spans.len()).rev() {
+                let other = (random.next() % (last as u64 + 1)) as usize;
+                spans.swap(last, other);
+            }
+        }
+        let rest = (self.total_bytes % self.block_bytes) as usize;
+        if rest > 0 {
+            // The short block stays last on both sides: partners must have equal lengths.
+            spans.push(Span { offset: whole * block, len: rest });
+        }
+        spans
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.op, crate::units::bytes(self.total_bytes))?;
+        if self.block_bytes < self.total_bytes {
+            let order = if self.shuffled { "scattered" } else { "ordered" };
+            write!(f, " in {order} {} blocks", crate::units::bytes(self.block_bytes))?;
+        }
+        Ok(())
+    }
+}
+
+/// What [`Shape`] looks like before it has been checked.
+#[derive(Serialize, Deserialize)]
+struct RawShape {
+    op: Op,
+    total_bytes: u64,
+    block_bytes: u64,
+    shuffled: bool,
+}
+
+impl TryFrom<RawShape> for Shape {
+    type Error = ShapeError;
+
+    fn try_from(raw: RawShape) -> Result<Shape, ShapeError> {
+        Shape::new(raw.op, raw.total_bytes, raw.block_bytes, raw.shuffled)
+    }
+}
+
+impl From<Shape> for RawShape {
+    fn from(shape: Shape) -> RawShape {
+        let Shape { op, total_bytes, block_bytes, shuffled } = shape;
+        RawShape { op, total_bytes, block_bytes, shuffled }
+    }
+}
+
+/// A shape, and how often it is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Workload {
+    /// What one iteration moves.
+    pub shape: Shape,
+    /// Measured iterations.
+    pub limit: Limit,
+    /// Iterations before the first measured one, not reported.
+    pub warmup: u32,
+}
+
+/// Deterministic bytes: the byte at position `p` depends on the seed and on `p` alone.
+///
+/// Made to be cheap (about one multiplication a word) and to differ everywhere: a block that landed at a wrong place,
+/// twice, or not at all does not verify.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pattern {
+    seed: u64,
+}
+
+/// The first byte that is not what it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[error("byte {offset} of the destination is {found:#04x}, expected {expected:#04x} (byte {source_offset} of the source)")]
+pub struct Mismatch {
+    /// Where, in the destination buffer.
+    pub offset: u64,
+    /// The byte of the source buffer that belongs there.
+    pub source_offset: u64,
+    /// What should be there.
+    pub expected: u8,
+    /// What is there.
+    pub found: u8,
+}
+
+impl Pattern {
+    /// The pattern of a seed.
+    pub fn new(seed: u64) -> Pattern {
+        // Spread the seed over all bits: neighbouring seeds give unrelated patterns.
+        Pattern { seed: SplitMix(seed).next() }
+    }
+
+    /// Fills `out` with the bytes at positions `at`, `at + 1`, ...
+    pub fn fill(&self, at: u64, out: &mut [u8]) {
+        let head = head_len(at, out.len());
+        let (head, body) = out.split_at_mut(head);
+        for (position, byte) in (at..).zip(&mut *head) {
+            *byte = self.byte(position);
+        }
+        let mut position = at + head.len() as u64;
+        let mut words = body.chunks_exact_mut(8);
+        for word in &mut words {
+            word.copy_from_slice(&self.word(position / 8).to_le_bytes());
+            position += 8;
+        }
+        for (position, byte) in (position..).zip(words.into_remainder()) {
+            *byte = self.byte(position);
+        }
+    }
+
+    /// The index in `bytes` of the first one that is not the pattern's at positions `at`, `at + 1`, ...
+    pub fn first_difference(&self, at: u64, bytes: &[u8]) -> Option<usize> {
+        let head = head_len(at, bytes.len());
+        let start = at + head as u64;
+        let words = bytes[head..].chunks_exact(8);
+        let tail = bytes.len() - words.remainder().len();
+        // Branch-free over a few words at a time, so that it runs at the speed of memory.
+        let mut differences = 0;
+        for (index, word) in words.enumerate() {
+            let found = u64::from_le_bytes(word.try_into().expect("chunks of 8"));
+            differences |= found ^ self.word(start / 8 + index as u64);
+        }
+        let edges = (0..head).chain(tail..bytes.len());
+        let clean = differences == 0
+            && edges.into_iter().all(|index| bytes[index] == self.byte(at + index as u64));
+        if clean {
+            return None;
+        }
+        (0..bytes.len()).find(|&index| bytes[index] != self.byte(at + index as u64))
+    }
+
+    fn byte(&self, position: u64) -> u8 {
+        self.word(position / 8).to_le_bytes()[(position % 8) as usize]
+    }
+
+    fn word(&self, index: u64) -> u64 {
+        let mixed = (index ^ self.seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed ^ (mixed >> 29)
+    }
+}
+
+/// Checks that `destination`, the buffer of the side opposite to `shape.op().source()`, holds the pattern that the
+/// source buffer was filled with.
+pub fn verify(shape: &Shape, pattern: Pattern, destination: &[u8]) -> Result<(), Mismatch> {
+    let source = shape.op().source();
+    let pairs = shape.spans(source).into_iter().zip(shape.spans(source.other()));
+    for (from, to) in pairs {
+        let landed = &destination[to.offset..to.offset + to.len];
+        if let Some(index) = pattern.first_difference(from.offset as u64, landed) {
+            let source_offset = (from.offset + index) as u64;
+            return Err(Mismatch {
+                offset: (to.offset + index) as u64,
+                source_offset,
+                expected: pattern.byte(source_offset),
+                found: landed[index],
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Bytes before the next position that is a multiple of 8.
+fn head_len(at: u64, len: usize) -> usize {
+    ((8 - at % 8) % 8).min(len as u64) as usize
+}
+
+/// Steele, Lea and Flood's generator: one addition and a mix. Small, seedable, and good enough for a shuffle.
+struct SplitMix(u64);
+
+impl SplitMix {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(total: u64, block: u64, shuffled: bool) -> Shape {
+        Shape::new(Op::Write, total, block, shuffled).unwrap()
+    }
+
+    #[test]
+    fn spans_cover_the_buffer_exactly_once() {
+        for shape in [
+            shape(1, 1, true),
+            shape(64 << 10, 4 << 10, true),
+            shape(100_003, 977, true),
+            shape(100_003, 977, false),
+            shape(4096, 0, true),
+        ] {
+            for side in [Side::Initiator, Side::Target] {
+                let mut spans = shape.spans(side);
+                assert_eq!(spans.len(), shape.blocks());
+                spans.sort_by_key(|span| span.offset);
+                let mut end = 0;
+                for span in spans {
+                    assert_eq!(span.offset, end);
+                    end += span.len;
+                }
+                assert_eq!(end as u64, shape.total_bytes());
+            }
+        }
+    }
+
+    #[test]
+    fn partners_have_equal_lengths_and_different_places() {
+        let shape = shape(1_000_003, 1000, true);
+        let local = shape.spans(Side::Initiator);
+        let remote = shape.spans(Side::Target);
+        assert!(local.iter().zip(&remote).all(|(a, b)| a.len == b.len));
+        let moved = local.iter().zip(&remote).filter(|(a, b)| a.offset != b.offset).count();
+        assert!(moved > 900, "only {moved} of 1000 blocks change places");
+        assert_eq!(local, shape.spans(Side::Initiator), "shuffles are deterministic");
+    }
+
+    #[test]
+    fn one_block_when_the_block_is_the_total_or_unspecified() {
+        for block in [0, 4096, 1 << 30] {
+            let shape = shape(4096, block, true);
+            assert_eq!(shape.spans(Side::Target), [Span { offset: 0, len: 4096 }]);
+        }
+    }
+
+    #[test]
+    fn impossible_shapes_are_refused() {
+        assert_eq!(Shape::new(Op::Read, 0, 0, false), Err(ShapeError::Empty));
+        assert!(matches!(
+            Shape::new(Op::Read, u64::MAX, 1, false),
+            Err(ShapeError::TooLarge { .. })
+        ));
+        assert!(matches!(
+            Shape::new(Op::Read, 1 << 30, 1, false),
+            Err(ShapeError::TooManyBlocks { .. })
+        ));
+        let wire = r#"{"op":"read","total_bytes":0,"block_bytes":0,"shuffled":false}"#;
+        assert!(serde_json::from_str::<Shape>(wire).is_err(), "the wire is checked as well");
+    }
+
+    #[test]
+    fn a_fill_in_pieces_is_the_same_as_a_fill_at_once() {
+        let pattern = Pattern::new(7);
+        let mut whole = vec![0; 1000];
+        pattern.fill(3, &mut whole);
+        let mut pieces = vec![0; 1000];
+        let mut at = 0;
+        for len in (1..).take_while(|len| len * (len + 1) / 2 < 1000) {
+            pattern.fill(3 + at as u64, &mut pieces[at..at + len]);
+            at += len;
+        }
+        pattern.fill(3 + at as u64, &mut pieces[at..]);
+        assert_eq!(whole, pieces);
+        assert_eq!(pattern.first_difference(3, &whole), None);
+    }
+
+    #[test]
+    fn every_flipped_byte_is_found() {
+        let pattern = Pattern::new(7);
+        let mut bytes = vec![0; 77];
+        for at in [0, 5] {
+            pattern.fill(at, &mut bytes);
+            for index in 0..bytes.len() {
+                bytes[index] ^= 0x40;
+                assert_eq!(pattern.first_difference(at, &bytes), Some(index));
+                bytes[index] ^= 0x40;
+            }
+        }
+    }
+
+    #[test]
+    fn verify_follows_the_blocks_across_the_shuffles() {
+        for op in [Op::Read, Op::Write] {
+            let shape = Shape::new(op, 100_003, 1000, true).unwrap();
+            let pattern = Pattern::new(11);
+            let mut source = vec![0; 100_003];
+            pattern.fill(0, &mut source);
+            let mut destination = vec![0; 100_003];
+            let from = shape.spans(op.source());
+            let to = shape.spans(op.source().other());
+            for (from, to) in from.iter().zip(&to) {
+                destination[to.offset..to.offset + to.len]
+                    .copy_from_slice(&source[from.offset..from.offset + from.len]);
+            }
+            assert_eq!(verify(&shape, pattern, &destination), Ok(()));
+            assert!(verify(&shape, Pattern::new(12), &destination).is_err());
+            destination[54_321] ^= 1;
+            assert_eq!(verify(&shape, pattern, &destination).unwrap_err().offset, 54_321);
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! The connection test behind `tcpx check`: two sessions meet over a bootstrap socket, connect, and
+//! move a verified WRITE and READ over every lane.
+//!
+//! ```text
+//!   client                                   server
+//!     │  Hello { connection info } ────────►   │
+//!     │   ◄──────── Hello { connection info }  │
+//!     │  (handshake and lanes, by the engine)  │
+//!     │  Want { bytes } ───────────────────►   │
+//!     │   ◄─────────── Region { descriptor }   │
+//!     │  (WRITE over every lane)               │
+//!     │  Written { seed } ─────────────────►   │  compares its memory
+//!     │   ◄── Compared { difference, seed }    │  and refills it
+//!     │  (READ over every lane, compares)      │
+//!     │  … again while a lane was left out …   │
+//!     │  Done { problem } ─────────────────►   │
+//! ```
+//!
+//! Each side ends with a [`Report`] of what it saw.
+
+mod client;
+mod host;
+mod message;
+mod server;
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde::Serialize;
+use tcpx::{LaneInfo, Peer, Session};
+use tcpx_bench::bootstrap::BootstrapError;
+
+pub(crate) use self::client::run as client;
+pub(crate) use self::host::with_port;
+pub(crate) use self::message::MessageError;
+pub(crate) use self::server::{Listening, serve};
+
+/// The port of the bootstrap socket unless another is named.
+pub(crate) const DEFAULT_PORT: u16 = 17777;
+
+/// Chunks no larger than this, so that a modest buffer holds one for every lane.
+const CHUNK_MAX: usize = 1 << 20;
+/// The most memory a server lends to a client: 64 lanes of one chunk.
+const REGION_MAX: usize = 64 << 20;
+
+/// Bytes on a lane that are no mere acknowledgements: 64 of those stay well below it, a chunk is never smaller.
+const PAYLOAD_MIN: u64 = 16 << 10;
+
+/// What one side saw.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    /// Whether everything worked.
+    pub(crate) ok: bool,
+    /// What did not, otherwise.
+    pub(crate) problem: Option<String>,
+    /// This session.
+    pub(crate) local: Party,
+    /// The session at the other end.
+    pub(crate) remote: Party,
+    /// How long handshake and lanes took; known to the client.
+    pub(crate) connect_seconds: Option<f64>,
+    /// Bytes written and read back in all.
+    pub(crate) bytes: u64,
+    /// Each lane, by index.
+    pub(crate) lanes: Vec<Lane>,
+}
+
+/// One end of the connection.
+#[derive(Debug, Serialize)]
+pub(crate) struct Party {
+    /// The session's name.
+    pub(crate) name: String,
+    /// Where it listens for lanes, or for the other side, where its lanes end.
+    pub(crate) addresses: Vec<SocketAddr>,
+    /// Its end of the bootstrap connection.
+    pub(crate) bootstrap: Option<SocketAddr>,
+}
+
+/// One lane, as this side sees it.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Lane {
+    pub(crate) index: usize,
+    pub(crate) local: SocketAddr,
+    pub(crate) remote: SocketAddr,
+    /// Round trip of one empty frame; measured by the client.
+    pub(crate) round_trip_seconds: Option<f64>,
+    pub(crate) bytes_sent: u64,
+    pub(crate) bytes_received: u64,
+    /// Whether payload went both ways on this lane.
+    pub(crate) ok: bool,
+}
+
+/// Why a check could not be carried out.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CheckError {
+    /// The two sides could not talk about it.
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
+    /// The other side says something unexpected.
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    /// The engine could not do it.
+    #[error("{step}: {source}")]
+    Engine {
+        /// What was being tried.
+        step: &'static str,
+        /// What the engine said.
+        source: tcpx::Error,
+    },
+    /// The bootstrap port cannot be had.
+    #[error(
+        "cannot listen on {address}: {source}; is another server running? --port chooses another"
+    )]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The other side failed and said why.
+    #[error("the other side reports: {0}")]
+    Remote(String),
+}
+
+/// Names the step an engine error happened in.
+trait Step<T> {
+    fn step(self, step: &'static str) -> Result<T, CheckError>;
+}
+
+impl<T> Step<T> for Result<T, tcpx::Error> {
+    fn step(self, step: &'static str) -> Result<T, CheckError> {
+        self.map_err(|source| CheckError::Engine { step, source })
+    }
+}
+
+/// Settings for a check: chunks small enough that every lane gets one.
+fn config(config: &tcpx::Config) -> Result<tcpx::Config, tcpx::ConfigError> {
+    let chunk = config.chunk_bytes().min(CHUNK_MAX);
+    config.clone().with("chunk_bytes", chunk)
+}
+
+fn party(session: &Session, bootstrap: Option<SocketAddr>) -> Party {
+    Party {
+        name: session.name().to_owned(),
+        addresses: session.addresses(),
+        bootstrap,
+    }
+}
+
+fn remote_party(peer: &Peer, lanes: &[Lane], bootstrap: Option<SocketAddr>) -> Party {
+    let mut addresses: Vec<SocketAddr> = lanes.iter().map(|lane| lane.remote).collect();
+    addresses.sort();
+    addresses.dedup();
+    Party {
+        name: peer.name().to_owned(),
+        addresses,
+        bootstrap,
+    }
+}
+
+/// The lanes after the transfers, each judged by whether payload went both ways.
+fn judge(lanes: Vec<LaneInfo>, before: &[LaneInfo], round_trips: &[Duration]) -> Vec<Lane> {
+    lanes
+        .into_iter()
+        .map(|lane| {
+            let start = before.iter().find(|old| old.index == lane.index);
+            let sent = lane
+                .bytes_sent
+                .saturating_sub(start.map_or(0, |old| old.bytes_sent));
+            let received = lane
+                .bytes_received
+                .saturating_sub(start.map_or(0, |old| old.bytes_received));
+            Lane {
+                index: lane.index,
+                local: lane.local,
+                remote: lane.remote,
+                round_trip_seconds: round_trips.get(lane.index).map(Duration::as_secs_f64),
+                bytes_sent: sent,
+                bytes_received: received,
+                ok: sent >= PAYLOAD_MIN && received >= PAYLOAD_MIN,
+            }
+        })
+        .collect()
+}

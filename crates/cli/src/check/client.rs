@@ -1,0 +1,158 @@
+//! The side that starts everything.
+
+use std::time::{Duration, Instant};
+
+use tcpx::{Buffer, Config, Op, Peer, Region, RemoteRegion, Segment, Session};
+use tcpx_bench::bootstrap::Channel;
+use tcpx_bench::workload::Pattern;
+
+use super::message::{Message, or_tell};
+use super::{CheckError, Lane, REGION_MAX, Report, Step, judge, party, remote_party};
+
+/// What is written in the first round; later rounds count up, so that nothing old passes for new.
+const WRITE_SEED: u64 = 0x7772_6974_6521;
+/// Lanes are chosen by load: a quick one may take two chunks and leave another none, once.
+const ROUNDS: u64 = 4;
+
+/// Connects to the server at `host`, tests every lane and tells it the outcome.
+pub(crate) fn run(config: &Config, host: &str, timeout: Duration) -> Result<Report, CheckError> {
+    let mut channel = Channel::connect(host, timeout)?;
+    let outcome = test(config, &mut channel, timeout);
+    let report = or_tell(outcome, &mut channel)?;
+    Message::Done {
+        problem: report.problem.clone(),
+    }
+    .send(&mut channel)?;
+    Ok(report)
+}
+
+fn test(config: &Config, channel: &mut Channel, timeout: Duration) -> Result<Report, CheckError> {
+    let session = super::config(config)
+        .map_err(tcpx::Error::from)
+        .and_then(Session::new)
+        .step("cannot start a session")?;
+    Message::Hello {
+        info: session.connection_info(),
+    }
+    .send(channel)?;
+    let info = match Message::receive(channel)? {
+        Message::Hello { info } => info,
+        other => return Err(other.unexpected("Hello")),
+    };
+    let peer = session
+        .add_peer(&info)
+        .step("cannot use the server's connection info")?;
+    let started = Instant::now();
+    peer.connect(timeout).step("cannot connect the lanes")?;
+    let connected = started.elapsed();
+
+    let before = peer.lanes();
+    let mut round_trips = Vec::with_capacity(before.len());
+    for lane in &before {
+        round_trips.push(
+            peer.round_trip(lane.index, timeout)
+                .step("no answer on a lane")?,
+        );
+    }
+    let len = (before.len().max(1) * session.config().chunk_bytes()).min(REGION_MAX);
+    let mut test = Test {
+        session: &session,
+        peer: &peer,
+        channel,
+        timeout,
+        len,
+    };
+    let remote = test.remote_region()?;
+    let (mut problem, mut lanes) = (None, Vec::new());
+    for round in 0..ROUNDS {
+        problem = test.write_and_read(&remote, round)?;
+        lanes = judge(peer.lanes(), &before, &round_trips);
+        if problem.is_some() || lanes.iter().all(|lane| lane.ok) {
+            break;
+        }
+    }
+    Ok(Report {
+        ok: problem.is_none() && lanes.iter().all(|lane| lane.ok),
+        problem: problem.or_else(|| idle(&lanes)),
+        local: party(&session, channel.local()),
+        remote: remote_party(&peer, &lanes, channel.remote()),
+        connect_seconds: Some(connected.as_secs_f64()),
+        bytes: len as u64,
+        lanes,
+    })
+}
+
+/// Names the lanes that carried no payload.
+fn idle(lanes: &[Lane]) -> Option<String> {
+    let idle: Vec<String> = lanes
+        .iter()
+        .filter(|lane| !lane.ok)
+        .map(|lane| lane.index.to_string())
+        .collect();
+    (!idle.is_empty()).then(|| format!("no payload went both ways on lane {}", idle.join(", ")))
+}
+
+/// One WRITE and one READ of `len` bytes, a chunk for every lane.
+struct Test<'a> {
+    session: &'a Session,
+    peer: &'a Peer,
+    channel: &'a mut Channel,
+    timeout: Duration,
+    len: usize,
+}
+
+impl Test<'_> {
+    /// `Some` problem when bytes arrived changed.
+    fn write_and_read(
+        &mut self,
+        remote: &RemoteRegion,
+        round: u64,
+    ) -> Result<Option<String>, CheckError> {
+        let written = WRITE_SEED + round;
+        let buffer = Buffer::new(self.len);
+        let region = self
+            .session
+            .register(&buffer)
+            .step("cannot register memory")?;
+
+        let mut bytes = vec![0; self.len];
+        Pattern::new(written).fill(0, &mut bytes);
+        buffer.write(0, &bytes);
+        self.transfer(Op::Write, &region, remote)
+            .step("the WRITE failed")?;
+
+        Message::Written { seed: written }.send(self.channel)?;
+        let (difference, seed) = match Message::receive(self.channel)? {
+            Message::Compared { difference, seed } => (difference, seed),
+            other => return Err(other.unexpected("Compared")),
+        };
+        if let Some(offset) = difference {
+            return Ok(Some(format!("byte {offset} of the WRITE arrived changed")));
+        }
+
+        self.transfer(Op::Read, &region, remote)
+            .step("the READ failed")?;
+        let difference = Pattern::new(seed).first_difference(0, &buffer.to_vec());
+        Ok(difference.map(|offset| format!("byte {offset} of the READ arrived changed")))
+    }
+
+    fn remote_region(&mut self) -> Result<RemoteRegion, CheckError> {
+        Message::Want { bytes: self.len }.send(self.channel)?;
+        match Message::receive(self.channel)? {
+            Message::Region { descriptor } => RemoteRegion::from_bytes(&descriptor)
+                .step("cannot use the server's region descriptor"),
+            other => Err(other.unexpected("Region")),
+        }
+    }
+
+    fn transfer(&self, op: Op, local: &Region, remote: &RemoteRegion) -> Result<(), tcpx::Error> {
+        let segment = Segment {
+            local: local.at(0),
+            remote: remote.at(0),
+            len: self.len,
+        };
+        let transfer = self.session.prepare(op, self.peer, [segment])?;
+        transfer.post()?;
+        transfer.wait(self.timeout)
+    }
+}

@@ -1,0 +1,173 @@
+//! The side that waits.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::time::Duration;
+
+use tcpx::{Buffer, Config, LaneInfo, Peer, Region, Session};
+use tcpx_bench::bootstrap::{BootstrapError, Channel};
+use tcpx_bench::workload::Pattern;
+use tracing::warn;
+
+use super::message::{Message, or_tell};
+use super::{CheckError, REGION_MAX, Report, Step, judge, party, remote_party};
+
+/// What is read is seeded by what was written, so that nothing old passes for new.
+const READ_SEED: u64 = 0x0072_6561_6421;
+/// A wait so long that nobody sees its end.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// The bootstrap socket of a server.
+pub(crate) struct Listening {
+    listener: TcpListener,
+    pub(crate) address: SocketAddr,
+}
+
+impl Listening {
+    /// Listens on `bind`, or on every address of this machine.
+    pub(crate) fn on(bind: Option<IpAddr>, port: u16) -> Result<Self, CheckError> {
+        let everywhere: [IpAddr; 2] = [
+            std::net::Ipv6Addr::UNSPECIFIED.into(),
+            Ipv4Addr::UNSPECIFIED.into(),
+        ];
+        let candidates = bind.map_or(everywhere.to_vec(), |ip| vec![ip]);
+        let mut failure = None;
+        for ip in candidates {
+            let address = SocketAddr::new(ip, port);
+            let bound = TcpListener::bind(address).and_then(|l| Ok((l.local_addr()?, l)));
+            match bound {
+                Ok((address, listener)) => return Ok(Listening { listener, address }),
+                // Machines without IPv6 have the second candidate.
+                Err(source) => failure = Some(CheckError::Listen { address, source }),
+            }
+        }
+        Err(failure.expect("there is at least one candidate"))
+    }
+}
+
+/// Waits for a client, as long as it takes, and goes through the check with it.
+///
+/// Visitors that are no clients of `tcpx check` are sent away with a warning.
+pub(crate) fn serve(
+    listening: &Listening,
+    config: &Config,
+    wait: Option<Duration>,
+    timeout: Duration,
+) -> Result<Report, CheckError> {
+    loop {
+        let mut channel = Channel::accept(&listening.listener, wait.unwrap_or(FOREVER))?;
+        channel.set_timeout(timeout);
+        match Message::receive(&mut channel) {
+            Ok(Message::Hello { info }) => {
+                let outcome = attend(&mut channel, config, &info);
+                return or_tell(outcome, &mut channel);
+            }
+            Ok(other) => warn!(
+                "a visitor began with {:?}",
+                other.unexpected("Hello").to_string()
+            ),
+            Err(error) => warn!("a visitor was no client of `tcpx check`: {error}"),
+        }
+    }
+}
+
+fn attend(channel: &mut Channel, config: &Config, info: &[u8]) -> Result<Report, CheckError> {
+    let session = super::config(config)
+        .map_err(tcpx::Error::from)
+        .and_then(Session::new)
+        .step("cannot start a session")?;
+    let peer = session
+        .add_peer(info)
+        .step("cannot use the client's connection info")?;
+    Message::Hello {
+        info: session.connection_info(),
+    }
+    .send(channel)?;
+    let mut service = Service {
+        session: &session,
+        peer: &peer,
+        channel,
+        lent: None,
+        before: Vec::new(),
+    };
+    service.until_done()
+}
+
+/// Answers one client until it is done.
+struct Service<'a> {
+    session: &'a Session,
+    peer: &'a Peer,
+    channel: &'a mut Channel,
+    /// What the client may write to and read from.
+    lent: Option<(Buffer, Region)>,
+    /// The lanes before any payload.
+    before: Vec<LaneInfo>,
+}
+
+impl Service<'_> {
+    fn until_done(&mut self) -> Result<Report, CheckError> {
+        loop {
+            match Message::receive(self.channel)? {
+                Message::Want { bytes } => self.lend(bytes)?,
+                Message::Written { seed } => self.compare(seed)?,
+                Message::Done { problem } => return Ok(self.report(problem)),
+                other => return Err(other.unexpected("Want, Written or Done")),
+            }
+        }
+    }
+
+    fn lend(&mut self, bytes: usize) -> Result<(), CheckError> {
+        // The client asks once it has connected and pinged.
+        self.before = self.peer.lanes();
+        let bytes = bytes.clamp(1, REGION_MAX);
+        let buffer = Buffer::new(bytes);
+        let region = self
+            .session
+            .register(&buffer)
+            .step("cannot register memory")?;
+        let descriptor = region.descriptor().to_bytes();
+        self.lent = Some((buffer, region));
+        Ok(Message::Region { descriptor }.send(self.channel)?)
+    }
+
+    fn compare(&mut self, seed: u64) -> Result<(), CheckError> {
+        let next = seed ^ READ_SEED;
+        let mut difference = None;
+        if let Some((buffer, _region)) = &self.lent {
+            let mut bytes = buffer.to_vec();
+            difference = Pattern::new(seed).first_difference(0, &bytes);
+            Pattern::new(next).fill(0, &mut bytes);
+            buffer.write(0, &bytes);
+        }
+        Ok(Message::Compared {
+            difference,
+            seed: READ_SEED,
+        }
+        .send(self.channel)?)
+    }
+
+    fn report(&self, problem: Option<String>) -> Report {
+        let lanes = judge(self.peer.lanes(), &self.before, &[]);
+        Report {
+            ok: problem.is_none(),
+            problem,
+            local: party(self.session, self.channel.local()),
+            remote: remote_party(self.peer, &lanes, self.channel.remote()),
+            connect_seconds: None,
+            bytes: self
+                .lent
+                .as_ref()
+                .map_or(0, |(buffer, _)| buffer.len() as u64),
+            lanes,
+        }
+    }
+}
+
+impl CheckError {
+    /// Whether nobody came in time, as opposed to a check that failed.
+    pub(crate) fn is_nobody(&self) -> bool {
+        matches!(
+            self,
+            CheckError::Bootstrap(BootstrapError::NobodyCame { .. })
+        )
+    }
+}

@@ -1,0 +1,7 @@
+//! One file per command.
+
+pub(crate) mod bench;
+pub(crate) mod check;
+pub(crate) mod config;
+pub(crate) mod devices;
+pub(crate) mod doctor;

@@ -1,0 +1,221 @@
+//! `tcpx check`: does the way between two machines work, on every lane?
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use tcpx::Config;
+use tcpx_bench::units;
+
+use crate::Verdict;
+use crate::check::{self, DEFAULT_PORT, Listening, Report};
+use crate::error::Failure;
+use crate::output::{Output, Tone};
+use crate::settings::Settings;
+use crate::units::count;
+
+const LONG: &str = "\
+Tests the connection between two machines as an application would use it: `tcpx check server` on \
+one, `tcpx check client HOST` on the other. The two meet on a bootstrap port, exchange connection \
+infos, connect (the handshake proves on both sides that the other was given the info), then ping \
+every lane and move a WRITE and a READ over all of them. Every byte is compared.";
+
+const EXAMPLES: &str = "\
+\x1b[1m\x1b[4mExamples:\x1b[0m
+  tcpx check server                       On the first machine …
+  tcpx check client 10.0.0.1              … and on the second
+  tcpx check server --keep --port 9000    For many clients, until Ctrl-C
+  tcpx check client '[fd00::1]:9000' --lanes 8 --json
+
+The bootstrap port hands the connection info, with its secret, to whoever connects: open it on \
+networks you trust, and only while you test.
+
+Exits with 0 when every lane works, with 1 when one does not or the other side is not there.";
+
+/// Test the connection to another machine: addresses, handshake, every lane
+#[derive(Debug, Args)]
+#[command(long_about = LONG, after_long_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    role: Role,
+}
+
+#[derive(Debug, Subcommand)]
+enum Role {
+    /// Wait for a client, test with it, report and exit
+    Server(ServerArguments),
+    /// Connect to a server and test every lane
+    Client(ClientArguments),
+}
+
+#[derive(Debug, Args)]
+struct ServerArguments {
+    /// Bootstrap port; 0 takes a free one and says which
+    #[arg(long, default_value_t = DEFAULT_PORT)]
+    port: u16,
+
+    /// Bootstrap address to listen on [default: all]
+    #[arg(long, value_name = "IP")]
+    bind: Option<IpAddr>,
+
+    /// Go on with further clients until interrupted
+    #[arg(long)]
+    keep: bool,
+
+    /// Give up when no client has come for this many seconds [default: never]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    wait: Option<Duration>,
+
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, Args)]
+struct ClientArguments {
+    /// Where the server is: a name or address, with a port unless it is the default one
+    #[arg(value_name = "HOST[:PORT]", value_parser = host)]
+    host: String,
+
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, Args)]
+struct Common {
+    /// Seconds each step may take
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    timeout: Duration,
+
+    #[command(flatten)]
+    settings: Settings,
+}
+
+fn host(text: &str) -> Result<String, String> {
+    check::with_port(text, DEFAULT_PORT)
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value <= 86_400.0 => Ok(Duration::from_secs_f64(value)),
+        _ => Err("expected seconds above 0, up to 86400".into()),
+    }
+}
+
+pub(crate) fn run(args: &Arguments, output: &mut Output) -> Result<Verdict, Failure> {
+    match &args.role {
+        Role::Server(args) => server(args, &args.common.settings.load()?, output),
+        Role::Client(args) => {
+            let config = args.common.settings.load()?;
+            let report = check::client(&config, &args.host, args.common.timeout)?;
+            conclude(&report, output)
+        }
+    }
+}
+
+fn server(
+    args: &ServerArguments,
+    config: &Config,
+    output: &mut Output,
+) -> Result<Verdict, Failure> {
+    let listening = Listening::on(args.bind, args.port)?;
+    loop {
+        output.note(format_args!(
+            "Waiting for a client on {} …",
+            listening.address
+        ));
+        let outcome = check::serve(&listening, config, args.wait, args.common.timeout);
+        match outcome {
+            Ok(report) => {
+                let verdict = conclude(&report, output)?;
+                if !args.keep {
+                    return Ok(verdict);
+                }
+            }
+            Err(error) if args.keep && !error.is_nobody() => output.failure(&error.into())?,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn conclude(report: &Report, output: &mut Output) -> Result<Verdict, Failure> {
+    if output.is_json() {
+        output.document(report)?;
+    } else {
+        print(report, output)?;
+    }
+    Ok(if report.ok {
+        Verdict::Fine
+    } else {
+        Verdict::Problem
+    })
+}
+
+fn print(report: &Report, output: &mut Output) -> Result<(), Failure> {
+    let mut parties = output.table();
+    for (word, party) in [("this side", &report.local), ("other side", &report.remote)] {
+        let addresses: Vec<String> = party.addresses.iter().map(ToString::to_string).collect();
+        parties.add_row(vec![
+            output.cell(Tone::Dim, word),
+            output.cell(Tone::Strong, &party.name),
+            output.cell(Tone::Plain, addresses.join(", ")),
+        ]);
+    }
+    output.show(parties)?;
+    if let Some(seconds) = report.connect_seconds {
+        output.line(format_args!(
+            "Handshake and lanes took {}.",
+            units::seconds(seconds)
+        ))?;
+    }
+    output.line("")?;
+
+    let mut lanes = output.table();
+    lanes.set_header(output.header(&[
+        "LANE",
+        "LOCAL",
+        "REMOTE",
+        "ROUND TRIP",
+        "SENT",
+        "RECEIVED",
+        "",
+    ]));
+    for lane in &report.lanes {
+        let (verdict, tone) = if lane.ok {
+            ("works", Tone::Good)
+        } else {
+            ("does not work", Tone::Bad)
+        };
+        lanes.add_row(vec![
+            output.cell(Tone::Strong, lane.index),
+            output.cell(Tone::Plain, lane.local),
+            output.cell(Tone::Plain, lane.remote),
+            output.cell(
+                Tone::Plain,
+                lane.round_trip_seconds.map_or("-".into(), units::seconds),
+            ),
+            output.cell(Tone::Plain, units::bytes(lane.bytes_sent)),
+            output.cell(Tone::Plain, units::bytes(lane.bytes_received)),
+            output.cell(tone, verdict),
+        ]);
+    }
+    output.show(lanes)?;
+    output.line("")?;
+    Ok(output.line(verdict(report, output))?)
+}
+
+fn verdict(report: &Report, output: &Output) -> String {
+    match &report.problem {
+        None => format!(
+            "{} {}, {} written and read back, every byte as it should be.",
+            output.paint(Tone::Good, "The connection works:"),
+            count(report.lanes.len(), "lane"),
+            units::bytes(report.bytes)
+        ),
+        Some(problem) => {
+            format!(
+                "{} {problem}.",
+                output.paint(Tone::Bad, "The connection does not work:")
+            )
+        }
+    }
+}

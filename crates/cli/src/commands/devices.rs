@@ -1,0 +1,235 @@
+//! `tcpx devices`: the interfaces of this machine, and which of them carry lanes.
+//!
+//! Other devices (GPUs, plugins) become further fields of [`Report`] and further tables.
+
+use std::fmt::Display;
+
+use clap::Args;
+use serde::Serialize;
+use tcpx_net::interfaces::{self, Interface, InterfaceSelector};
+
+use crate::Verdict;
+use crate::error::{Failure, chain};
+use crate::output::{Output, Tone};
+use crate::settings::Settings;
+use crate::units;
+
+const LONG: &str = "\
+Lists every network interface of this machine, whether transfers may use it or why not, and which \
+ones the current settings choose.
+
+Chosen are, unless TCPX_INTERFACES or --interfaces says otherwise, all interfaces with a device \
+behind them that are up and have an address; in a container, its virtual interface; where there is \
+neither, loopback.";
+
+const EXAMPLES: &str = "\
+\x1b[1m\x1b[4mExamples:\x1b[0m
+  tcpx devices
+  tcpx devices --interfaces ^docker,eth0    What would be left?
+  tcpx devices --json | jq -r '.interfaces[] | select(.selected) | .name'
+
+Exits with 1 when the settings choose no interface.";
+
+/// List network interfaces: speed, MTU, NUMA node, PCI address, usable or why not
+#[derive(Debug, Args)]
+#[command(long_about = LONG, after_long_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    settings: Settings,
+}
+
+pub(crate) fn run(args: &Arguments, output: &mut Output) -> Result<Verdict, Failure> {
+    let found = interfaces::discover()?;
+    let selection = match args.settings.load() {
+        Ok(config) => Selection::of(config.interfaces(), &found),
+        Err(error) => Selection {
+            selector: None,
+            interfaces: vec![],
+            error: Some(chain(&error)),
+        },
+    };
+    let report = Report {
+        interfaces: found
+            .iter()
+            .map(|interface| Row::of(interface, &selection))
+            .collect(),
+        selection,
+    };
+    if output.is_json() {
+        output.document(&report)?;
+    } else {
+        report.print(output)?;
+    }
+    Ok(if report.selection.error.is_none() {
+        Verdict::Fine
+    } else {
+        Verdict::Problem
+    })
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    interfaces: Vec<Row>,
+    selection: Selection,
+}
+
+/// Which interfaces the settings choose.
+#[derive(Debug, Serialize)]
+struct Selection {
+    selector: Option<String>,
+    interfaces: Vec<String>,
+    error: Option<String>,
+}
+
+impl Selection {
+    fn of(selector: &InterfaceSelector, found: &[Interface]) -> Self {
+        let (interfaces, error) = match selector.select(found) {
+            Ok(chosen) => (
+                chosen.into_iter().map(|interface| interface.name).collect(),
+                None,
+            ),
+            Err(error) => (vec![], Some(chain(&error))),
+        };
+        Selection {
+            selector: Some(selector.to_string()),
+            interfaces,
+            error,
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    name: String,
+    index: u32,
+    kind: String,
+    up: bool,
+    running: bool,
+    addresses: Vec<Address>,
+    speed_mbps: Option<u32>,
+    mtu: u32,
+    numa_node: Option<u32>,
+    pci_address: Option<String>,
+    driver: Option<String>,
+    usable: bool,
+    why_not: Option<String>,
+    selected: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Address {
+    ip: String,
+    prefix_length: u8,
+    link_local: bool,
+}
+
+impl Row {
+    fn of(interface: &Interface, selection: &Selection) -> Self {
+        let why_not = interface.usable().err();
+        Row {
+            name: interface.name.clone(),
+            index: interface.index,
+            kind: interface.kind.to_string(),
+            up: interface.up,
+            running: interface.running,
+            addresses: interface.addresses.iter().map(Address::of).collect(),
+            speed_mbps: interface.speed_mbps,
+            mtu: interface.mtu,
+            numa_node: interface.numa_node,
+            pci_address: interface.pci_address.clone(),
+            driver: interface.driver.clone(),
+            usable: why_not.is_none(),
+            why_not: why_not.map(|why| why.to_string()),
+            selected: selection.interfaces.contains(&interface.name),
+        }
+    }
+}
+
+impl Address {
+    fn of(address: &interfaces::InterfaceAddress) -> Self {
+        Address {
+            ip: address.ip.to_string(),
+            prefix_length: address.prefix_len,
+            link_local: address.link_local,
+        }
+    }
+}
+
+impl Report {
+    fn print(&self, output: &mut Output) -> Result<(), Failure> {
+        let mut table = output.table();
+        table.set_header(output.header(&[
+            "INTERFACE",
+            "KIND",
+            "ADDRESSES",
+            "SPEED",
+            "MTU",
+            "NUMA",
+            "PCI",
+            "DRIVER",
+            "LANES",
+            "USABLE",
+        ]));
+        for row in &self.interfaces {
+            let usable = match &row.why_not {
+                None => output.cell(Tone::Good, "yes"),
+                Some(why) => output.cell(Tone::Dim, format!("no: {why}")),
+            };
+            let lanes = if row.selected { "in use" } else { "-" };
+            let tone = if row.selected { Tone::Good } else { Tone::Dim };
+            table.add_row(vec![
+                output.cell(Tone::Strong, &row.name),
+                output.cell(Tone::Plain, &row.kind),
+                output.cell(Tone::Plain, row.address_lines()),
+                output.cell(Tone::Plain, optional(row.speed())),
+                output.cell(Tone::Plain, row.mtu),
+                output.cell(Tone::Plain, optional(row.numa_node)),
+                output.cell(Tone::Plain, optional(row.pci_address.as_ref())),
+                output.cell(Tone::Plain, optional(row.driver.as_ref())),
+                output.cell(tone, lanes),
+                usable,
+            ]);
+        }
+        output.show(table)?;
+        output.line("")?;
+        self.print_selection(output)
+    }
+
+    fn print_selection(&self, output: &mut Output) -> Result<(), Failure> {
+        let asked = match self.selection.selector.as_deref() {
+            Some("") | None => String::new(),
+            Some(selector) => format!(" (asked for: {selector})"),
+        };
+        let line = match &self.selection.error {
+            None => format!(
+                "Lanes run over {}{asked}.",
+                self.selection.interfaces.join(", ")
+            ),
+            Some(error) => output.paint(Tone::Bad, format_args!("No lanes: {error}.")),
+        };
+        Ok(output.line(line)?)
+    }
+}
+
+impl Row {
+    fn speed(&self) -> Option<String> {
+        self.speed_mbps
+            .map(|speed| units::megabits_per_second(speed.into()))
+    }
+
+    fn address_lines(&self) -> String {
+        let lines = self.addresses.iter().map(|address| {
+            let note = if address.link_local {
+                " (link-local)"
+            } else {
+                ""
+            };
+            format!("{}/{}{note}", address.ip, address.prefix_length)
+        });
+        optional(Some(lines.collect::<Vec<_>>().join("\n")).filter(|lines| !lines.is_empty()))
+    }
+}
+
+fn optional(value: Option<impl Display>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}

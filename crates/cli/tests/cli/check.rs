@@ -1,0 +1,164 @@
+//! `tcpx check` between two processes over loopback, and every way to miss the other side.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use crate::support::{Server, run, tcpx};
+
+fn server(extra: &[&str]) -> Server {
+    let base = [
+        "check",
+        "server",
+        "--bind",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--wait",
+        "30",
+    ];
+    Server::start(tcpx(&[&base, extra].concat()))
+}
+
+#[test]
+fn every_lane_is_verified_on_both_sides() {
+    let server = server(&["--json"]);
+    let address = server.address.clone();
+    let client = run(&["check", "client", &address, "--lanes", "3", "--json"])
+        .expect(0)
+        .json();
+    let server = server.finish().expect(0).json();
+
+    assert_eq!(client["ok"], true);
+    let lanes = client["lanes"].as_array().unwrap();
+    assert_eq!(lanes.len(), 3);
+    for lane in lanes {
+        assert_eq!(lane["ok"], true, "{lane}");
+        assert!(
+            lane["local"].as_str().unwrap().starts_with("127.0.0.1:"),
+            "{lane}"
+        );
+        assert!(lane["round_trip_seconds"].as_f64().unwrap() > 0.0, "{lane}");
+        assert!(lane["bytes_sent"].as_u64().unwrap() > 1 << 19, "{lane}");
+        assert!(lane["bytes_received"].as_u64().unwrap() > 1 << 19, "{lane}");
+    }
+    assert_eq!(server["ok"], true);
+    assert_eq!(server["lanes"].as_array().unwrap().len(), 3);
+    assert_eq!(server["local"]["name"], client["remote"]["name"]);
+    assert_eq!(server["remote"]["name"], client["local"]["name"]);
+}
+
+#[test]
+fn people_get_a_readable_verdict() {
+    let server = server(&[]);
+    let address = server.address.clone();
+    let client = run(&["check", "client", &address]).expect(0).stdout;
+    for expected in [
+        "this side",
+        "other side",
+        "LANE",
+        "127.0.0.1:",
+        "The connection works:",
+    ] {
+        assert!(client.contains(expected), "{expected} in:\n{client}");
+    }
+    let server = server.finish().expect(0).stdout;
+    assert!(server.contains("The connection works:"), "{server}");
+}
+
+#[test]
+fn a_server_that_stays_serves_the_next_client() {
+    let server = server(&["--keep"]);
+    for _ in 0..3 {
+        run(&["check", "client", &server.address]).expect(0);
+    }
+}
+
+#[test]
+fn strangers_do_not_end_a_server() {
+    let server = server(&["--timeout", "2"]);
+    let mut stranger = std::net::TcpStream::connect(&server.address).unwrap();
+    stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let _ = stranger.read(&mut [0; 16]);
+    drop(std::net::TcpStream::connect(&server.address).unwrap());
+    run(&["check", "client", &server.address]).expect(0);
+    assert!(
+        server
+            .finish()
+            .expect(0)
+            .stderr
+            .contains("no client of `tcpx check`")
+    );
+}
+
+#[test]
+fn nobody_there_is_refused() {
+    let free = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let refused = run(&["check", "client", &free.to_string(), "--json"]).expect(1);
+    let error = refused.json()["error"].as_str().unwrap().to_owned();
+    assert!(
+        error.contains("refused") && error.contains(&free.to_string()),
+        "{error}"
+    );
+    assert!(refused.stderr.contains("error:"), "{}", refused.stderr);
+}
+
+#[test]
+fn silence_ends_with_a_timeout() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let started = Instant::now();
+    let silent = run(&["check", "client", &address, "--timeout", "0.5"]).expect(1);
+    assert!(silent.stderr.contains("no answer"), "{}", silent.stderr);
+    assert!(started.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn something_else_on_the_port_is_recognised() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let thread = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"SSH-2.0-OpenSSH_9.6\r\n").unwrap();
+        let _ = stream.read(&mut [0; 1024]);
+    });
+    let wrong = run(&["check", "client", &address, "--timeout", "5"]).expect(1);
+    assert!(
+        wrong
+            .stderr
+            .contains("does not speak the tcpx bootstrap protocol"),
+        "{}",
+        wrong.stderr
+    );
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_taken_port_is_named() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let taken = run(&["check", "server", "--bind", "127.0.0.1", "--port", &port]).expect(1);
+    assert!(
+        taken.stderr.contains("cannot listen on 127.0.0.1:"),
+        "{}",
+        taken.stderr
+    );
+}
+
+#[test]
+fn a_server_gives_up_when_told_to() {
+    let tired = run(&[
+        "check",
+        "server",
+        "--bind",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--wait",
+        "0.2",
+    ]);
+    assert!(tired.expect(1).stderr.contains("nobody connected"));
+}

@@ -1,0 +1,8 @@
+//! The real binary, as a user or a script runs it.
+
+mod check;
+mod devices;
+mod doctor;
+mod help;
+mod namespaces;
+mod support;

@@ -1,0 +1,432 @@
+//! Connections that we make to others.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tcpx_net::Stream;
+use tcpx_proto::handshake::{Client, ClientConfig, Established, Features, LaneHello};
+use tcpx_proto::info::ConnectionInfo;
+
+use super::{ControlLoop, Inbound, Tokens, random, send_all};
+use crate::error::Error;
+use crate::peer::PeerShared;
+use crate::routes::{Route, Routes};
+use crate::transport::tcp::{Connection, Lane};
+
+/// The least time that one route gets before the next one is tried.
+const MIN_ROUTE_TIME: Duration = Duration::from_millis(500);
+
+/// An attempt to connect to a peer on all lanes.
+struct Attempt {
+    peer: Arc<PeerShared>,
+    info: ConnectionInfo,
+    connection: u64,
+    routes: Routes,
+    /// A route that has led to the peer: the first choice of lanes whose own route fails.
+    good: Option<usize>,
+    lanes: Vec<DialLane>,
+    deadline: Instant,
+    route_time: Duration,
+    /// What went wrong, for the error.
+    failures: Vec<String>,
+}
+
+struct DialLane {
+    /// Which route this lane is on, and which it has tried.
+    route: usize,
+    tried: Vec<usize>,
+    token: u64,
+    deadline: Instant,
+    state: LaneState,
+}
+
+enum LaneState {
+    /// Between two routes.
+    Idle,
+    Connecting(Stream),
+    Handshaking {
+        stream: Stream,
+        client: Box<Client>,
+        inbound: Inbound,
+    },
+    Ready {
+        stream: Stream,
+        established: Box<Established>,
+        early: Vec<u8>,
+    },
+}
+
+#[derive(Default)]
+pub(super) struct Dialing {
+    attempts: Tokens<Attempt>,
+    /// Which attempt and lane a token belongs to.
+    lanes: Tokens<(u64, usize)>,
+}
+
+impl Dialing {
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let attempts = self.attempts.values();
+        attempts
+            .flat_map(|a| {
+                let open = a
+                    .lanes
+                    .iter()
+                    .filter(|l| !matches!(l.state, LaneState::Ready { .. }));
+                open.map(|l| l.deadline).chain([a.deadline])
+            })
+            .min()
+    }
+}
+
+impl ControlLoop {
+    /// Starts to connect to a peer.
+    pub(super) fn dial(&mut self, peer: &Arc<PeerShared>) {
+        if peer.link().is_some() {
+            // It connected to us in the meantime.
+            peer.unreachable(&Error::Closed);
+            return;
+        }
+        let begin = || -> Result<_, Error> {
+            let info = peer
+                .info()
+                .ok_or_else(|| Error::PeerNotConnected(peer.name().to_owned()))?;
+            let connection = random().map_err(|e| Error::io("cannot get random bytes", e))?;
+            Ok((info, u64::from_le_bytes(connection)))
+        };
+        let (info, connection) = match begin() {
+            Ok(begun) => begun,
+            Err(error) => {
+                peer.unreachable(&error);
+                return;
+            }
+        };
+        let routes = Routes::new(&self.core.local_addresses, info.addresses());
+        let limit = self.core.config.connect_timeout();
+        let now = Instant::now();
+        let lanes = (0..self.core.config.lanes()).map(|index| DialLane {
+            route: index % routes.preferred.max(1),
+            tried: Vec::new(),
+            token: 0,
+            deadline: now + limit,
+            state: LaneState::Idle,
+        });
+        let attempt = Attempt {
+            peer: Arc::clone(peer),
+            connection,
+            good: None,
+            lanes: lanes.collect(),
+            deadline: now + limit,
+            route_time: (limit / routes.all.len().clamp(1, 4) as u32).max(MIN_ROUTE_TIME),
+            routes,
+            info,
+            failures: Vec::new(),
+        };
+        let id = self.token();
+        let count = attempt.lanes.len();
+        self.dialing.attempts.insert(id, attempt);
+        for lane in 0..count {
+            self.dial_lane(id, lane);
+        }
+    }
+
+    /// Tries the lane's route, and the next ones while they fail at once.
+    fn dial_lane(&mut self, id: u64, lane: usize) {
+        loop {
+            let token = self.token();
+            let Some(attempt) = self.dialing.attempts.get_mut(&id) else {
+                return;
+            };
+            let route = attempt.routes.all[attempt.lanes[lane].route];
+            let options = self.core.socket_options();
+            let result = Stream::connect(route.remote, route.local, &options).and_then(|stream| {
+                self.poller.add(&stream, token)?;
+                self.poller.arm(&stream, token, true)?;
+                Ok(stream)
+            });
+            match result {
+                Ok(stream) => {
+                    let dialing = &mut attempt.lanes[lane];
+                    dialing.state = LaneState::Connecting(stream);
+                    dialing.token = token;
+                    dialing.deadline = attempt.deadline.min(Instant::now() + attempt.route_time);
+                    self.dialing.lanes.insert(token, (id, lane));
+                    return;
+                }
+                Err(error) => {
+                    if !attempt.next_route(lane, &error.to_string()) {
+                        self.give_up(id);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn dial_ready(&mut self, token: u64) {
+        let Some(&(id, lane)) = self.dialing.lanes.get(&token) else {
+            return;
+        };
+        let Some(attempt) = self.dialing.attempts.get_mut(&id) else {
+            return;
+        };
+        let outcome = attempt.advance(lane, &self.core);
+        match outcome {
+            Ok(true) if attempt.is_complete() => self.connected(id),
+            Ok(true) => {
+                if let LaneState::Ready { stream, .. } = &attempt.lanes[lane].state {
+                    self.poller.remove(stream);
+                }
+                self.dialing.lanes.remove(&token);
+            }
+            Ok(false) => {
+                let waiting = match &attempt.lanes[lane].state {
+                    LaneState::Connecting(stream) => Some((stream, true)),
+                    LaneState::Handshaking { stream, .. } => Some((stream, false)),
+                    _ => None,
+                };
+                if let Some((stream, writable)) = waiting {
+                    // Fails only for a stream that is not here, and this one is.
+                    let _ = self.poller.arm(stream, token, writable);
+                }
+            }
+            Err(reason) => self.lane_failed(id, lane, &reason),
+        }
+    }
+
+    /// A lane's route has failed: tries another one.
+    fn lane_failed(&mut self, id: u64, lane: usize, reason: &str) {
+        let Some(attempt) = self.dialing.attempts.get_mut(&id) else {
+            return;
+        };
+        self.dialing.lanes.remove(&attempt.lanes[lane].token);
+        // Dropping the stream takes it out of the poller.
+        attempt.lanes[lane].state = LaneState::Idle;
+        if attempt.next_route(lane, reason) {
+            self.dial_lane(id, lane);
+        } else {
+            self.give_up(id);
+        }
+    }
+
+    fn give_up(&mut self, id: u64) {
+        let Some(attempt) = self.forget(id) else {
+            return;
+        };
+        let error = Error::PeerUnreachable {
+            peer: attempt.peer.name().to_owned(),
+            attempts: attempt.failures.join("; "),
+        };
+        tracing::debug!(peer = attempt.peer.name(), %error, "cannot connect");
+        attempt.peer.unreachable(&error);
+    }
+
+    fn forget(&mut self, id: u64) -> Option<Attempt> {
+        let attempt = self.dialing.attempts.remove(&id)?;
+        for lane in &attempt.lanes {
+            self.dialing.lanes.remove(&lane.token);
+        }
+        Some(attempt)
+    }
+
+    /// All lanes are there.
+    fn connected(&mut self, id: u64) {
+        let Some(attempt) = self.forget(id) else {
+            return;
+        };
+        let peer = Arc::clone(&attempt.peer);
+        let mut lanes = Vec::new();
+        let mut first = None;
+        for dialing in attempt.lanes {
+            let LaneState::Ready {
+                stream,
+                established,
+                early,
+            } = dialing.state
+            else {
+                continue;
+            };
+            self.poller.remove(&stream);
+            match Lane::new(stream, &early, self.core.next_worker()) {
+                Ok(lane) => lanes.push(lane),
+                Err(error) => {
+                    return peer.unreachable(&Error::io("a lane broke as it was made", error));
+                }
+            }
+            first.get_or_insert(*established);
+        }
+        let Some(established) = first else { return };
+        let connection = Connection::new(
+            Arc::clone(&self.core),
+            Arc::clone(&peer),
+            established,
+            lanes,
+        );
+        match connection.start() {
+            Ok(()) => {
+                tracing::debug!(
+                    peer = peer.name(),
+                    lanes = connection.lanes.len(),
+                    "connected"
+                );
+                peer.attached(&connection);
+            }
+            Err(error) => peer.unreachable(&Error::io("cannot drive a lane", error)),
+        }
+    }
+
+    pub(super) fn expire_dials(&mut self, now: Instant) {
+        let late: Vec<_> = self
+            .dialing
+            .attempts
+            .iter()
+            .flat_map(|(id, attempt)| {
+                let lanes = attempt.lanes.iter().enumerate();
+                lanes
+                    .filter(|(_, l)| {
+                        !matches!(l.state, LaneState::Ready { .. }) && l.deadline <= now
+                    })
+                    .map(|(lane, _)| (*id, lane))
+            })
+            .collect();
+        for (id, lane) in late {
+            let Some(attempt) = self.dialing.attempts.get_mut(&id) else {
+                continue;
+            };
+            if attempt.deadline <= now {
+                attempt.note(lane, "no answer in time");
+                self.give_up(id);
+            } else {
+                self.lane_failed(id, lane, "no answer in time");
+            }
+        }
+    }
+
+    pub(super) fn abandon_dials(&mut self, error: &Error) {
+        for (_, attempt) in std::mem::take(&mut self.dialing.attempts) {
+            attempt.peer.unreachable(error);
+        }
+        self.dialing.lanes.clear();
+    }
+}
+
+impl Attempt {
+    fn is_complete(&self) -> bool {
+        self.lanes
+            .iter()
+            .all(|l| matches!(l.state, LaneState::Ready { .. }))
+    }
+
+    fn route(&self, lane: usize) -> Route {
+        self.routes.all[self.lanes[lane].route]
+    }
+
+    fn note(&mut self, lane: usize, reason: &str) {
+        let text = format!("{}: {reason}", self.route(lane).remote);
+        // Lanes that fail alike are one line.
+        if !self.failures.contains(&text) {
+            self.failures.push(text);
+        }
+    }
+
+    /// Puts a lane on the next route worth trying; false when there is none.
+    fn next_route(&mut self, lane: usize, reason: &str) -> bool {
+        self.note(lane, reason);
+        let good = self.good;
+        let count = self.routes.all.len();
+        let dialing = &mut self.lanes[lane];
+        dialing.tried.push(dialing.route);
+        let next = good
+            .into_iter()
+            .chain(0..count)
+            .find(|route| !dialing.tried.contains(route));
+        if let Some(route) = next {
+            dialing.route = route;
+        }
+        next.is_some()
+    }
+
+    /// Goes on with one lane; true once it is ready.
+    fn advance(&mut self, lane: usize, core: &crate::session::Core) -> Result<bool, String> {
+        let lanes = self.lanes.len();
+        let state = std::mem::replace(&mut self.lanes[lane].state, LaneState::Idle);
+        let state = match state {
+            LaneState::Connecting(stream) => match stream.connect_result() {
+                Ok(None) => LaneState::Connecting(stream),
+                Ok(Some(())) => self.greet(lane, lanes, stream, core)?,
+                Err(error) => return Err(error.to_string()),
+            },
+            LaneState::Handshaking {
+                stream,
+                client,
+                inbound,
+            } => shake(stream, client, inbound)?,
+            other => other,
+        };
+        let ready = matches!(state, LaneState::Ready { .. });
+        if ready {
+            self.good = Some(self.lanes[lane].route);
+        }
+        self.lanes[lane].state = state;
+        Ok(ready)
+    }
+
+    fn greet(
+        &self,
+        lane: usize,
+        lanes: usize,
+        stream: Stream,
+        core: &crate::session::Core,
+    ) -> Result<LaneState, String> {
+        let window = NonZeroU32::new(core.config.window() as u32).unwrap_or(NonZeroU32::MIN);
+        let hello = LaneHello::new(self.connection, lane as u16, lanes as u16, window)
+            .map_err(|e| e.to_string())?;
+        let mut client = Box::new(Client::new(ClientConfig {
+            identity: core.identity.clone(),
+            target: &self.info,
+            lane: hello,
+            features: Features::NONE,
+            nonce: random().map_err(|e| e.to_string())?,
+        }));
+        while let Some(bytes) = client.poll_transmit() {
+            send_all(&stream, &bytes).map_err(|e| e.to_string())?;
+        }
+        Ok(LaneState::Handshaking {
+            stream,
+            client,
+            inbound: Inbound::default(),
+        })
+    }
+}
+
+fn shake(
+    stream: Stream,
+    mut client: Box<Client>,
+    mut inbound: Inbound,
+) -> Result<LaneState, String> {
+    match inbound.read(&stream) {
+        Ok(()) => {}
+        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
+        Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
+            return Err("closed the connection during the handshake".into());
+        }
+        Err(error) => return Err(error.to_string()),
+    }
+    let result = client.handle(&inbound.bytes);
+    while let Some(bytes) = client.poll_transmit() {
+        send_all(&stream, &bytes).map_err(|e| e.to_string())?;
+    }
+    inbound.consume(result.map_err(|e| e.to_string())?);
+    match client.established().cloned() {
+        Some(established) => Ok(LaneState::Ready {
+            stream,
+            established: Box::new(established),
+            early: inbound.bytes,
+        }),
+        None => Ok(LaneState::Handshaking {
+            stream,
+            client,
+            inbound,
+        }),
+    }
+}

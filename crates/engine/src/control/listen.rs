@@ -1,0 +1,236 @@
+//! Connections that others make to us.
+//!
+//! Whoever has not proven to know the session's secret holds a bounded amount of memory for a bounded time
+//! and is told nothing but why it was turned away.
+
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tcpx_net::Stream;
+use tcpx_proto::handshake::{Established, Features, RejectCode, Server, ServerConfig};
+use tcpx_proto::info::SessionId;
+
+use super::{ControlLoop, HANDSHAKE_TIME, Inbound, Tokens, random, send_all};
+use crate::transport::tcp::{Connection, Lane};
+
+/// Connections that have not proven themselves yet: enough for 32 peers with eight lanes to connect at once.
+const MAX_UNPROVEN: usize = 256;
+/// The most lanes a peer may ask for.
+const MAX_LANES: u16 = 64;
+
+/// A stream in the middle of its handshake.
+struct Unproven {
+    stream: Stream,
+    server: Server,
+    inbound: Inbound,
+    deadline: Instant,
+}
+
+/// A connection of which some lanes are here.
+struct Arriving {
+    lanes: Vec<Option<(Stream, Vec<u8>)>>,
+    established: Established,
+    deadline: Instant,
+}
+
+#[derive(Default)]
+pub(super) struct Incoming {
+    unproven: Tokens<Unproven>,
+    arriving: HashMap<(SessionId, u64), Arriving>,
+}
+
+impl Incoming {
+    pub(super) fn has(&self, token: u64) -> bool {
+        self.unproven.contains_key(&token)
+    }
+
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let unproven = self.unproven.values().map(|u| u.deadline);
+        unproven
+            .chain(self.arriving.values().map(|a| a.deadline))
+            .min()
+    }
+}
+
+impl ControlLoop {
+    pub(super) fn accept(&mut self, listener: usize) {
+        loop {
+            match self.listeners[listener].accept() {
+                Ok((stream, from)) => {
+                    if self.incoming.unproven.len() >= MAX_UNPROVEN {
+                        tracing::warn!(%from, "too many unproven connections, dropping one");
+                        continue;
+                    }
+                    if let Err(error) = self.begin_handshake(stream) {
+                        tracing::debug!(%from, %error, "cannot begin a handshake");
+                    }
+                }
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
+                Err(error) => {
+                    // Out of descriptors, or the connection is already gone: try again at the next event.
+                    tracing::warn!(%error, "cannot accept a connection");
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                    break;
+                }
+            }
+        }
+        let source = &self.listeners[listener];
+        if let Err(error) = self.poller.arm(source, listener as u64, false) {
+            tracing::error!(%error, "a listener is gone");
+        }
+    }
+
+    fn begin_handshake(&mut self, stream: Stream) -> std::io::Result<()> {
+        let server = Server::new(ServerConfig {
+            identity: self.core.identity.clone(),
+            window: NonZeroU32::new(self.core.config.window() as u32).unwrap_or(NonZeroU32::MIN),
+            features: Features::NONE,
+            nonce: random()?,
+        });
+        let token = self.token();
+        self.poller.add(&stream, token)?;
+        self.poller.arm(&stream, token, false)?;
+        let deadline = Instant::now() + HANDSHAKE_TIME;
+        let unproven = Unproven {
+            stream,
+            server,
+            inbound: Inbound::default(),
+            deadline,
+        };
+        self.incoming.unproven.insert(token, unproven);
+        Ok(())
+    }
+
+    pub(super) fn incoming_ready(&mut self, token: u64) {
+        let Some(mut unproven) = self.incoming.unproven.remove(&token) else {
+            return;
+        };
+        match unproven.advance(self.core.is_closing()) {
+            Ok(None) => {
+                if self.poller.arm(&unproven.stream, token, false).is_ok() {
+                    self.incoming.unproven.insert(token, unproven);
+                }
+            }
+            Ok(Some(established)) => {
+                self.poller.remove(&unproven.stream);
+                self.lane_arrived(established, unproven.stream, unproven.inbound.bytes);
+            }
+            Err(error) => {
+                let from = unproven.stream.peer_addr().ok();
+                tracing::debug!(?from, %error, "a connection did not prove itself");
+                self.poller.remove(&unproven.stream);
+            }
+        }
+    }
+
+    fn lane_arrived(&mut self, established: Established, stream: Stream, early: Vec<u8>) {
+        let key = (established.peer_id, established.connection);
+        let lane = usize::from(established.lane);
+        let lanes = usize::from(established.lanes);
+        let arriving = self
+            .incoming
+            .arriving
+            .entry(key)
+            .or_insert_with(|| Arriving {
+                lanes: (0..lanes).map(|_| None).collect(),
+                deadline: Instant::now() + HANDSHAKE_TIME,
+                established,
+            });
+        match arriving.lanes.get_mut(lane) {
+            Some(slot @ None) if arriving.established.lanes as usize == lanes => {
+                *slot = Some((stream, early));
+            }
+            _ => {
+                tracing::warn!(peer = %key.0, lane, "a lane arrived twice or does not fit its connection");
+                return;
+            }
+        }
+        if arriving.lanes.iter().all(Option::is_some)
+            && let Some(arrived) = self.incoming.arriving.remove(&key)
+        {
+            self.connection_arrived(arrived);
+        }
+    }
+
+    fn connection_arrived(&mut self, arrived: Arriving) {
+        let name = arrived.established.peer_name.as_str().to_owned();
+        let Some(peer) = self.core.inbound_peer(&arrived.established) else {
+            tracing::warn!(
+                peer = name,
+                "a connection claimed an identity that is not its own"
+            );
+            return;
+        };
+        let lanes = arrived.lanes.into_iter().flatten();
+        let lanes: std::io::Result<Vec<_>> = lanes
+            .map(|(stream, early)| Lane::new(stream, &early, self.core.next_worker()))
+            .collect();
+        let connected = lanes.and_then(|lanes| {
+            let core = Arc::clone(&self.core);
+            let connection = Connection::new(core, Arc::clone(&peer), arrived.established, lanes);
+            connection.start().map(|()| connection)
+        });
+        match connected {
+            Ok(connection) => {
+                tracing::debug!(
+                    peer = name,
+                    lanes = connection.lanes.len(),
+                    "a peer connected"
+                );
+                peer.attached(&connection);
+                self.core.accepted(&peer);
+            }
+            Err(error) => tracing::warn!(peer = name, %error, "a connection broke as it was made"),
+        }
+    }
+
+    /// Drops what has taken too long.
+    pub(super) fn expire_incoming(&mut self, now: Instant) {
+        let poller = &self.poller;
+        self.incoming.unproven.retain(|_, unproven| {
+            let keep = unproven.deadline > now;
+            if !keep {
+                tracing::debug!(from = ?unproven.stream.peer_addr().ok(), "a connection said too little for too long");
+                poller.remove(&unproven.stream);
+            }
+            keep
+        });
+        self.incoming.arriving.retain(|(id, _), arriving| {
+            let keep = arriving.deadline > now;
+            if !keep {
+                tracing::warn!(peer = %id, "not all lanes of a connection arrived");
+            }
+            keep
+        });
+    }
+}
+
+impl Unproven {
+    /// Goes on with the handshake; returns what was agreed on once it is over.
+    fn advance(
+        &mut self,
+        closing: bool,
+    ) -> Result<Option<Established>, Box<dyn std::error::Error>> {
+        match self.inbound.read(&self.stream) {
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(None),
+            result => result?,
+        }
+        let result = self.server.handle(&self.inbound.bytes);
+        if let Some(proven) = self.server.proven() {
+            if closing {
+                self.server.reject(RejectCode::Closing);
+            } else if proven.lanes > MAX_LANES {
+                self.server.reject(RejectCode::TooMany);
+            } else {
+                self.server.accept()?;
+            }
+        }
+        while let Some(bytes) = self.server.poll_transmit() {
+            send_all(&self.stream, &bytes)?;
+        }
+        self.inbound.consume(result?);
+        Ok(self.server.established().cloned())
+    }
+}

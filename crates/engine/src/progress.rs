@@ -1,0 +1,277 @@
+//! Worker threads: they drive lanes when nobody else does, and sleep in the kernel when there is nothing
+//! to do.
+//!
+//! A worker that finds work keeps looking for more for a short while (`spin`), because waking a
+//! thread costs the peer more than looking costs us. A lane that a caller is driving by polling is
+//! left to that caller: the worker only checks once a millisecond that somebody still does.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tcpx_net::{Event, Poller, Stream, Waker};
+
+use crate::session::Core;
+use crate::transport::tcp::{Connection, Drive, Lane};
+
+/// How often a worker looks whether a lane that a caller drove is still being driven.
+const WATCH: Duration = Duration::from_millis(1);
+
+/// One worker thread's share of the lanes.
+pub(crate) struct Worker {
+    poller: Poller,
+    waker: Waker,
+    lanes: Mutex<HashMap<u64, LaneRef>>,
+    /// Lanes that somebody wants driven now.
+    called: Mutex<Vec<u64>>,
+    next_token: AtomicU64,
+    /// Whether the thread is (about to be) asleep and must be woken by a call.
+    asleep: AtomicBool,
+    stop: AtomicBool,
+}
+
+#[derive(Clone)]
+struct LaneRef {
+    connection: Arc<Connection>,
+    index: usize,
+    /// The callers' count when the worker went to sleep on this lane.
+    attended: u64,
+}
+
+/// A lane that the worker is driving or watching.
+struct Active {
+    token: u64,
+    lane: LaneRef,
+    /// The caller's count when the worker last looked.
+    attended: u64,
+}
+
+impl Worker {
+    pub(crate) fn new() -> std::io::Result<Arc<Self>> {
+        let poller = Poller::new()?;
+        Ok(Arc::new(Self {
+            waker: poller.waker(),
+            poller,
+            lanes: Mutex::default(),
+            called: Mutex::default(),
+            next_token: AtomicU64::new(0),
+            asleep: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+        }))
+    }
+
+    /// Takes a lane into this worker's care; it is driven from the first call on.
+    pub(crate) fn add(&self, connection: &Arc<Connection>, index: usize) -> std::io::Result<u64> {
+        let token = self.next_token.fetch_add(1, Ordering::Relaxed);
+        self.poller.add(connection.lanes[index].stream(), token)?;
+        let lane = LaneRef {
+            connection: Arc::clone(connection),
+            index,
+            attended: 0,
+        };
+        self.lanes.lock().insert(token, lane);
+        Ok(token)
+    }
+
+    pub(crate) fn remove(&self, token: u64, stream: &Stream) {
+        self.poller.remove(stream);
+        self.lanes.lock().remove(&token);
+        self.wake();
+    }
+
+    /// Asks for a lane to be driven now.
+    pub(crate) fn call(&self, token: u64) {
+        let mut called = self.called.lock();
+        if !called.contains(&token) {
+            called.push(token);
+        }
+        drop(called);
+        self.wake();
+    }
+
+    /// Makes the worker look for work.
+    pub(crate) fn wake(&self) {
+        if self.asleep.swap(false, Ordering::SeqCst) {
+            self.waker.wake();
+        }
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.waker.wake();
+    }
+
+    /// The thread.
+    pub(crate) fn run(&self, core: &Arc<Core>) {
+        let spin = core.config.spin();
+        let mut driven: Vec<Active> = Vec::new();
+        let mut watched: Vec<Active> = Vec::new();
+        let mut events = Vec::new();
+        let mut last_progress = Instant::now();
+        while !self.stop.load(Ordering::SeqCst) {
+            self.take_calls(&mut driven, &mut watched);
+            let mut drive = Drive {
+                progress: false,
+                more: core.local.step(core),
+            };
+            let mut index = 0;
+            while index < driven.len() {
+                let active = &mut driven[index];
+                if active.is_attended() {
+                    watched.push(driven.swap_remove(index));
+                    continue;
+                }
+                drive |= active.lane.connection.drive(active.lane.index);
+                if active.lane.connection.is_dead() {
+                    driven.swap_remove(index);
+                } else {
+                    index += 1;
+                }
+            }
+            if drive.progress || drive.more {
+                last_progress = Instant::now();
+            }
+            if drive.more {
+                continue;
+            }
+            if !driven.is_empty() && last_progress.elapsed() < spin {
+                // Gives way where threads outnumber cores, and costs next to nothing elsewhere.
+                std::thread::yield_now();
+                if driven.len() < self.lanes.lock().len() {
+                    // Other lanes must not wait for the end of the spin.
+                    self.collect(&mut events, &mut driven, &mut watched, Some(Duration::ZERO));
+                }
+                continue;
+            }
+            self.rest(&mut driven);
+            self.asleep.store(true, Ordering::SeqCst);
+            let timeout = if self.has_calls() || core.local.is_busy() || !driven.is_empty() {
+                Some(Duration::ZERO)
+            } else if watched.is_empty() {
+                None
+            } else {
+                Some(WATCH)
+            };
+            self.collect(&mut events, &mut driven, &mut watched, timeout);
+            self.asleep.store(false, Ordering::SeqCst);
+            // Lanes that their callers have left come back; the others stay watched.
+            let mut index = 0;
+            while index < watched.len() {
+                if watched[index].lane.connection.is_dead() {
+                    watched.swap_remove(index);
+                } else if watched[index].is_attended() {
+                    index += 1;
+                } else {
+                    driven.push(watched.swap_remove(index));
+                }
+            }
+            last_progress = Instant::now();
+        }
+    }
+
+    /// Moves the lanes that were called for to the driven ones.
+    fn take_calls(&self, driven: &mut Vec<Active>, watched: &mut Vec<Active>) {
+        let called = std::mem::take(&mut *self.called.lock());
+        for token in called {
+            if driven.iter().any(|a| a.token == token) {
+                continue;
+            }
+            if let Some(at) = watched.iter().position(|a| a.token == token) {
+                let mut active = watched.swap_remove(at);
+                active.attended = active.lane().attended();
+                driven.push(active);
+            } else if let Some(active) = self.active(token) {
+                driven.push(active);
+            }
+        }
+    }
+
+    fn has_calls(&self) -> bool {
+        !self.called.lock().is_empty()
+    }
+
+    /// A lane that somebody called for: driven whether or not a caller drives it too.
+    fn active(&self, token: u64) -> Option<Active> {
+        let lane = self.lanes.lock().get(&token).cloned()?;
+        let attended = lane.connection.lanes[lane.index].attended();
+        Some(Active {
+            token,
+            attended,
+            lane,
+        })
+    }
+
+    /// Stops driving the lanes that have nothing to do: from now on the kernel says when they have. Lanes
+    /// that got something to send in the meantime stay.
+    fn rest(&self, driven: &mut Vec<Active>) {
+        driven.retain(|active| {
+            let lane = active.lane();
+            if let Some(entry) = self.lanes.lock().get_mut(&active.token) {
+                entry.attended = active.attended;
+            }
+            if self
+                .poller
+                .arm(lane.stream(), active.token, lane.is_blocked())
+                .is_err()
+            {
+                // The connection has ended and was removed.
+                return false;
+            }
+            // Whoever adds work after this look calls the worker; whoever added it before is seen.
+            lane.is_dirty() && !lane.is_blocked()
+        });
+    }
+
+    /// Waits for the kernel to report lanes. Those that a caller has driven since the worker left
+    /// them are only watched.
+    fn collect(
+        &self,
+        events: &mut Vec<Event>,
+        driven: &mut Vec<Active>,
+        watched: &mut Vec<Active>,
+        timeout: Option<Duration>,
+    ) {
+        events.clear();
+        if let Err(error) = self.poller.wait(events, timeout) {
+            tracing::error!(%error, "a worker cannot wait for its lanes");
+            std::thread::sleep(WATCH);
+        }
+        for event in events.drain(..) {
+            let Event::Ready(token) = event else { continue };
+            if driven
+                .iter()
+                .chain(watched.iter())
+                .any(|a| a.token == token)
+            {
+                continue;
+            }
+            let Some(lane) = self.lanes.lock().get(&token).cloned() else {
+                continue;
+            };
+            let mut active = Active {
+                token,
+                attended: lane.attended,
+                lane,
+            };
+            if active.is_attended() {
+                watched.push(active);
+            } else {
+                driven.push(active);
+            }
+        }
+    }
+}
+
+impl Active {
+    fn lane(&self) -> &Lane {
+        &self.lane.connection.lanes[self.lane.index]
+    }
+
+    /// Whether a caller has driven the lane since the last look.
+    fn is_attended(&mut self) -> bool {
+        let attended = self.lane().attended();
+        std::mem::replace(&mut self.attended, attended) != attended
+    }
+}

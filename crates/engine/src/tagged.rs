@@ -1,0 +1,376 @@
+//! Tagged two-sided messages: send and receive.
+//!
+//! The sender announces a message with its tag and where its bytes are; small ones carry the bytes along. The
+//! receiver matches announcements with posted receives in order, reads what did not come along straight into
+//! the posted buffer, and tells the sender when it has everything.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tcpx_net::Span;
+use tcpx_proto::descriptor::RegionKey;
+use tcpx_proto::frame::{Entry, FLAG_INLINE, Header, Kind, MAX_INLINE_SEND_BYTES, Status, Table};
+
+use crate::completion::Completion;
+use crate::error::Error;
+use crate::peer::PeerShared;
+use crate::plan::{Limits, Op, Piece, Plan};
+use crate::region::Memory;
+use crate::run::{After, Run};
+use crate::transport::Link;
+
+/// Announcements that came before their receive was posted keep their inline bytes up to this sum for each peer;
+/// past it the bytes are dropped and read from the sender later.
+const MAX_UNEXPECTED_BYTES: usize = 16 << 20;
+
+/// One entry of an announcement covers at most this much, so that its length fits the wire format.
+const MAX_ENTRY_BYTES: usize = 1 << 30;
+
+/// A posted send.
+#[derive(Debug)]
+pub(crate) struct Send {
+    pub(crate) id: u64,
+    pub(crate) tag: u64,
+    pub(crate) source: Span,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) completion: Completion,
+}
+
+/// A posted receive.
+pub(crate) struct Receive {
+    pub(crate) tag: u64,
+    pub(crate) target: Span,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) completion: Completion,
+    /// Bytes of the message, once it is known.
+    pub(crate) received: AtomicU64,
+    /// The sender's number of the message, once it is matched.
+    message: AtomicU64,
+    /// What reads the bytes, for messages that were not inline.
+    pub(crate) run: Mutex<Option<(Link, Arc<Run>)>>,
+}
+
+/// The announcement of a message.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    id: u64,
+    tag: u64,
+    len: u64,
+    pieces: Vec<(RegionKey, Entry)>,
+    inline: Option<Vec<u8>>,
+}
+
+/// The tagged messages between a session and one peer.
+#[derive(Default)]
+pub(crate) struct Tagged {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    sends: HashMap<u64, Arc<Send>>,
+    posted: HashMap<u64, VecDeque<Arc<Receive>>>,
+    arrived: HashMap<u64, VecDeque<(Link, Arrival)>>,
+    /// Inline bytes in `arrived`. ≤ MAX_UNEXPECTED_BYTES
+    unexpected: usize,
+}
+
+impl Send {
+    pub(crate) fn new(id: u64, tag: u64, source: Span, memory: Arc<Memory>) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            tag,
+            source,
+            memory,
+            completion: Completion::new(),
+        })
+    }
+
+    /// Appends the announcement, with the message itself when it is small.
+    pub(crate) fn encode(&self, out: &mut Vec<u8>, key: RegionKey) {
+        let len = self.source.len();
+        let inline = len as u64 <= MAX_INLINE_SEND_BYTES && self.memory.is_live();
+        let pieces = self.arrival(key).pieces;
+        let header = Header {
+            flags: if inline { FLAG_INLINE } else { 0 },
+            regions: u16::from(!pieces.is_empty()),
+            entries: pieces.len() as u32,
+            extra: 8,
+            payload: if inline { len as u64 } else { 0 },
+            ..Header::new(Kind::Send, self.id)
+        };
+        header.encode(out);
+        if !pieces.is_empty() {
+            out.extend_from_slice(&key.0);
+        }
+        for (_, entry) in &pieces {
+            entry.encode(out);
+        }
+        out.extend_from_slice(&self.tag.to_le_bytes());
+        if inline {
+            let at = out.len();
+            out.resize(at + len, 0);
+            self.source.copy_to(&mut out[at..]);
+        }
+    }
+}
+
+impl Send {
+    /// The announcement as a session finds it that sends to itself.
+    pub(crate) fn arrival(&self, key: RegionKey) -> Arrival {
+        let len = self.source.len();
+        let pieces = (0..len.div_ceil(MAX_ENTRY_BYTES)).map(|index| {
+            let offset = index * MAX_ENTRY_BYTES;
+            let address = (self.source.address() + offset) as u64;
+            (
+                key,
+                Entry {
+                    address,
+                    len: (len - offset).min(MAX_ENTRY_BYTES) as u32,
+                    region: 0,
+                },
+            )
+        });
+        Arrival {
+            id: self.id,
+            tag: self.tag,
+            len: len as u64,
+            pieces: pieces.collect(),
+            inline: None,
+        }
+    }
+}
+
+impl Receive {
+    pub(crate) fn new(tag: u64, target: Span, memory: Arc<Memory>) -> Arc<Self> {
+        Arc::new(Self {
+            tag,
+            target,
+            memory,
+            completion: Completion::new(),
+            received: AtomicU64::new(0),
+            message: AtomicU64::new(0),
+            run: Mutex::new(None),
+        })
+    }
+
+    /// The bytes are in place.
+    pub(crate) fn landed(&self, link: &Link) {
+        link.send_done(self.message.load(Ordering::Relaxed), Status::Ok, "");
+        self.completion.finish();
+    }
+
+    /// The bytes did not come.
+    pub(crate) fn failed(&self, error: Error) {
+        let run = self.run.lock().take();
+        if let Some((link, _)) = run
+            && !link.is_dead()
+        {
+            let message = self.message.load(Ordering::Relaxed);
+            link.send_done(message, Status::Aborted, &error.to_string());
+        }
+        self.completion.record(error);
+        self.completion.finish();
+    }
+}
+
+impl Arrival {
+    /// From a decoded frame; `tag` has 8 bytes (checked with the header).
+    pub(crate) fn new(id: u64, tag: &[u8], table: &Table<'_>, inline: Option<Vec<u8>>) -> Self {
+        let mut word = [0; 8];
+        word.copy_from_slice(tag);
+        let keys: Vec<_> = table.regions().collect();
+        let pieces = table
+            .entries()
+            .map(|e| (keys[e.region as usize], e))
+            .collect();
+        Self {
+            id,
+            tag: u64::from_le_bytes(word),
+            len: table.total(),
+            pieces,
+            inline,
+        }
+    }
+}
+
+impl Tagged {
+    pub(crate) fn add_send(&self, send: &Arc<Send>) {
+        self.state.lock().sends.insert(send.id, Arc::clone(send));
+    }
+
+    /// A send has ended: at the peer, or by abort.
+    pub(crate) fn sent(&self, id: u64, error: Option<Error>) {
+        // One that was aborted is no longer here: its end is not news.
+        let send = self.state.lock().sends.remove(&id);
+        if let Some(send) = send {
+            if let Some(error) = error {
+                send.completion.record(error);
+            }
+            send.completion.finish();
+        }
+    }
+
+    pub(crate) fn forget_receive(&self, receive: &Arc<Receive>) -> bool {
+        let mut state = self.state.lock();
+        let Some(queue) = state.posted.get_mut(&receive.tag) else {
+            return false;
+        };
+        let before = queue.len();
+        queue.retain(|r| !Arc::ptr_eq(r, receive));
+        let found = queue.len() < before;
+        if queue.is_empty() {
+            state.posted.remove(&receive.tag);
+        }
+        found
+    }
+
+    /// Posts a receive; returns the announcement that it matches, if one is already here.
+    pub(crate) fn post(&self, receive: &Arc<Receive>) -> Option<(Link, Arrival)> {
+        let mut state = self.state.lock();
+        if let Some(queue) = state.arrived.get_mut(&receive.tag) {
+            let matched = queue.pop_front();
+            if queue.is_empty() {
+                state.arrived.remove(&receive.tag);
+            }
+            if let Some((
+                _,
+                Arrival {
+                    inline: Some(bytes),
+                    ..
+                },
+            )) = &matched
+            {
+                state.unexpected -= bytes.len();
+            }
+            if matched.is_some() {
+                return matched;
+            }
+        }
+        state
+            .posted
+            .entry(receive.tag)
+            .or_default()
+            .push_back(Arc::clone(receive));
+        None
+    }
+
+    /// Takes the receive that an announcement matches, or keeps the announcement.
+    fn take(&self, link: &Link, mut arrival: Arrival) -> Option<(Arc<Receive>, Arrival)> {
+        let mut state = self.state.lock();
+        if let Some(queue) = state.posted.get_mut(&arrival.tag) {
+            let matched = queue.pop_front();
+            if queue.is_empty() {
+                state.posted.remove(&arrival.tag);
+            }
+            if let Some(receive) = matched {
+                return Some((receive, arrival));
+            }
+        }
+        if let Some(bytes) = &arrival.inline {
+            if state.unexpected + bytes.len() > MAX_UNEXPECTED_BYTES {
+                arrival.inline = None;
+            } else {
+                state.unexpected += bytes.len();
+            }
+        }
+        let queue = state.arrived.entry(arrival.tag).or_default();
+        queue.push_back((link.clone(), arrival));
+        None
+    }
+
+    /// The peer is gone: everything that waits for it fails.
+    pub(crate) fn fail(&self, error: &Error) {
+        let state = std::mem::take(&mut *self.state.lock());
+        for send in state.sends.into_values() {
+            send.completion.record(error.clone());
+            send.completion.finish();
+        }
+        for receive in state.posted.into_values().flatten() {
+            receive.completion.record(error.clone());
+            receive.completion.finish();
+        }
+    }
+}
+
+/// A message was announced.
+pub(crate) fn arrived(peer: &PeerShared, link: &Link, arrival: Arrival) {
+    if let Some((receive, arrival)) = peer.tagged.take(link, arrival) {
+        matched(link, &receive, arrival);
+    }
+}
+
+/// A receive and a message have found each other.
+pub(crate) fn matched(link: &Link, receive: &Arc<Receive>, arrival: Arrival) {
+    receive.message.store(arrival.id, Ordering::Relaxed);
+    receive.received.store(arrival.len, Ordering::Relaxed);
+    let capacity = receive.target.len() as u64;
+    let error = if !receive.memory.is_live() {
+        Some(Error::RegionDeregistered(receive.memory.id))
+    } else if arrival.len > capacity {
+        Some(Error::MessageTruncated {
+            len: arrival.len,
+            capacity,
+        })
+    } else {
+        None
+    };
+    if let Some(error) = error {
+        let status = match error {
+            Error::MessageTruncated { .. } => Status::Truncated,
+            _ => Status::Aborted,
+        };
+        link.send_done(arrival.id, status, &error.to_string());
+        receive.completion.record(error);
+        receive.completion.finish();
+        return;
+    }
+    if let Some(bytes) = arrival.inline {
+        receive.target.copy_from(&bytes);
+        receive.landed(link);
+        return;
+    }
+    let mut offset = 0;
+    let pieces: Vec<_> = arrival
+        .pieces
+        .iter()
+        .filter_map(|(key, entry)| {
+            // Always inside: the length was compared with the capacity.
+            let local = receive.target.slice(offset, entry.len as usize)?;
+            offset += entry.len as usize;
+            Some(Piece {
+                local,
+                key: *key,
+                address: entry.address,
+            })
+        })
+        .collect();
+    let limits = Limits {
+        chunk_bytes: link.core().config.chunk_bytes(),
+        lanes: link.lanes(),
+    };
+    let plan = Plan::new(Op::Read, &pieces, vec![Arc::clone(&receive.memory)], limits);
+    if plan.len() == 0 {
+        receive.landed(link);
+        return;
+    }
+    let run = Run::new(
+        link.core().next_id(),
+        Arc::new(plan),
+        After::Receive(Arc::clone(receive)),
+    );
+    let run = Arc::new(run);
+    *receive.run.lock() = Some((link.clone(), Arc::clone(&run)));
+    link.submit(&run);
+}
+
+/// Tells the peer that a message is there for it.
+pub(crate) fn announce(link: &Link, send: &Arc<Send>) {
+    let key = send.memory.key();
+    match link {
+        Link::Tcp(connection) => connection.control(|out| send.encode(out, key)),
+        Link::Local(core) => arrived(core.own_peer(), link, send.arrival(key)),
+    }
+}

@@ -1,0 +1,298 @@
+//! Transfers: prepared once, posted any number of times.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::completion::{Completion, TransferState, deadline};
+use crate::error::Error;
+use crate::estimate::Estimate;
+use crate::peer::{Peer, Waiting};
+use crate::plan::Plan;
+use crate::run::{After, Run};
+use crate::session::check_message;
+use crate::tagged::{Receive, Send};
+use crate::transport::tcp::conclude_failed;
+
+/// A transfer. Dropping it releases it: what is in flight is aborted, without waiting.
+pub struct Transfer {
+    peer: Peer,
+    kind: Kind,
+}
+
+enum Kind {
+    OneSided {
+        plan: Arc<Plan>,
+        run: Mutex<Option<Arc<Run>>>,
+    },
+    Send(Arc<Send>),
+    Receive(Arc<Receive>),
+}
+
+impl Transfer {
+    pub(crate) fn one_sided(peer: Peer, plan: Arc<Plan>) -> Self {
+        Self {
+            peer,
+            kind: Kind::OneSided {
+                plan,
+                run: Mutex::new(None),
+            },
+        }
+    }
+
+    pub(crate) fn sending(peer: Peer, send: Arc<Send>) -> Self {
+        Self {
+            peer,
+            kind: Kind::Send(send),
+        }
+    }
+
+    pub(crate) fn receiving(peer: Peer, receive: Arc<Receive>) -> Self {
+        Self {
+            peer,
+            kind: Kind::Receive(receive),
+        }
+    }
+
+    /// Starts the transfer, connecting first if need be, and returns without waiting. Once it has
+    /// ended it may be posted again; nothing is planned anew.
+    ///
+    /// # Errors
+    /// It is still in flight, the peer is not reachable by any means, or the session is closed. Failures that
+    /// come later are reported by [`Transfer::poll`] and [`Transfer::wait`].
+    pub fn post(&self) -> Result<(), Error> {
+        self.start(After::Nothing)
+    }
+
+    /// As [`Transfer::post`]; the peer receives `message` once every byte is in place: at the peer for a
+    /// WRITE, here for a READ. It is delivered exactly once, and not at all if the transfer fails.
+    ///
+    /// # Errors
+    /// As [`Transfer::post`], or the message is too long.
+    pub fn post_with_notification(&self, message: &[u8]) -> Result<(), Error> {
+        check_message(message)?;
+        self.start(After::Notify(message.into()))
+    }
+
+    /// Where the transfer stands. Never waits; it may move bytes itself, so that a caller who polls
+    /// does not pay for another thread's wake-up.
+    pub fn poll(&self) -> TransferState {
+        let Some(active) = self.active() else {
+            return TransferState::Prepared;
+        };
+        let state = active.completion().state();
+        if state.is_terminal() {
+            return state;
+        }
+        self.drive(&active);
+        active.completion().state()
+    }
+
+    /// Waits until the transfer has ended.
+    ///
+    /// # Errors
+    /// Why it failed; that it was aborted; that it was never posted; or that `timeout` ran out, in
+    /// which case it goes on.
+    pub fn wait(&self, timeout: Duration) -> Result<(), Error> {
+        let Some(active) = self.active() else {
+            return Err(Error::Timeout {
+                what: "a transfer that was never posted",
+                after: timeout,
+            });
+        };
+        let until = deadline(timeout);
+        // Short transfers are over before a sleep would have begun.
+        let spin_until = until.min(Instant::now() + self.peer.core.config.spin());
+        while !active.completion().state().is_terminal() && Instant::now() < spin_until {
+            self.drive(&active);
+            std::thread::yield_now();
+        }
+        if !active.completion().state().is_terminal() {
+            if let Some(link) = self.peer.shared.link() {
+                link.hand_over();
+            }
+            if !active.completion().wait_until(until) {
+                return Err(Error::Timeout {
+                    what: "the end of the transfer",
+                    after: timeout,
+                });
+            }
+        }
+        match active.completion().state() {
+            TransferState::Done => Ok(()),
+            _ => Err(active.completion().error().unwrap_or(Error::Aborted)),
+        }
+    }
+
+    /// Gives the transfer up. Never waits for the peer. When this returns, local memory is no longer
+    /// read or written on behalf of the transfer, and its notification is not delivered unless it already
+    /// was. Bytes of a WRITE that were on their way may still land at the peer until the state is
+    /// [`TransferState::Aborted`].
+    pub fn abort(&self) {
+        match self.active() {
+            None => {}
+            Some(Active::Run(run)) => self.abort_run(&run),
+            Some(Active::Send(send)) => {
+                if send.completion.begin_abort() {
+                    self.peer.shared.tagged.sent(send.id, None);
+                }
+            }
+            Some(Active::Receive(receive)) => self.abort_receive(&receive),
+        }
+    }
+
+    /// Why the transfer failed, if it did.
+    #[must_use]
+    pub fn error(&self) -> Option<Error> {
+        self.active()?.completion().error()
+    }
+
+    /// Bytes that it moves.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        match &self.kind {
+            Kind::OneSided { plan, .. } => plan.bytes,
+            Kind::Send(send) => send.source.len() as u64,
+            Kind::Receive(receive) => receive.target.len() as u64,
+        }
+    }
+
+    /// Bytes of the message that a tagged receive got; 0 until it is known.
+    #[must_use]
+    pub fn received(&self) -> u64 {
+        match &self.kind {
+            Kind::Receive(receive) => receive.received.load(Ordering::Relaxed),
+            _ => 0,
+        }
+    }
+
+    /// How long a posting is going to take, judged by earlier transfers to the same peer.
+    #[must_use]
+    pub fn estimate(&self) -> Estimate {
+        self.peer.shared.measured.lock().estimate(self.bytes())
+    }
+
+    fn start(&self, after: After) -> Result<(), Error> {
+        let (plan, current) = match &self.kind {
+            Kind::OneSided { plan, run } => (plan, run),
+            Kind::Send(_) => return Err(Error::NotRepostable("send")),
+            Kind::Receive(_) => return Err(Error::NotRepostable("receive")),
+        };
+        let core = &self.peer.core;
+        core.check_open()?;
+        let mut current = current.lock();
+        if current
+            .as_ref()
+            .is_some_and(|run| !run.completion.state().is_terminal())
+        {
+            return Err(Error::TransferActive);
+        }
+        if let Some(memory) = plan.revoked() {
+            return Err(Error::RegionDeregistered(memory.id));
+        }
+        let run = Arc::new(Run::new(core.next_id(), Arc::clone(plan), after));
+        if plan.len() == 0 {
+            // Nothing to move; the notification still has to arrive.
+            if let After::Notify(message) = &run.after {
+                self.peer
+                    .shared
+                    .start(core, Waiting::Notification(message.to_vec()))?;
+            }
+            run.completion.finish();
+        } else {
+            self.peer
+                .shared
+                .start(core, Waiting::Run(Arc::clone(&run)))?;
+        }
+        *current = Some(run);
+        Ok(())
+    }
+
+    fn active(&self) -> Option<Active> {
+        match &self.kind {
+            Kind::OneSided { run, .. } => run.lock().clone().map(Active::Run),
+            Kind::Send(send) => Some(Active::Send(Arc::clone(send))),
+            Kind::Receive(receive) => Some(Active::Receive(Arc::clone(receive))),
+        }
+    }
+
+    fn drive(&self, active: &Active) {
+        let Some(link) = self.peer.shared.link() else {
+            return;
+        };
+        match active {
+            Active::Run(run) => link.drive_for(run),
+            Active::Receive(receive) => match &*receive.run.lock() {
+                Some((link, run)) => link.drive_for(run),
+                None => link.drive_control(),
+            },
+            Active::Send(_) => link.drive_control(),
+        }
+    }
+
+    fn abort_run(&self, run: &Arc<Run>) {
+        if !run.completion.begin_abort() {
+            return;
+        }
+        let last = run.close();
+        // Also connections that are not the newest one any more may be at work on it.
+        for connection in self.peer.shared.connections() {
+            connection.let_go(run);
+        }
+        if let Some(link) = self.peer.shared.link() {
+            link.let_go(run);
+        }
+        if last {
+            conclude_failed(run);
+        }
+    }
+
+    fn abort_receive(&self, receive: &Arc<Receive>) {
+        let waiting = self.peer.shared.tagged.forget_receive(receive);
+        let run = receive.run.lock().as_ref().map(|(_, run)| Arc::clone(run));
+        if waiting && receive.completion.begin_abort() {
+            receive.completion.finish();
+        } else if let Some(run) = run {
+            // The receive ends with the run that reads for it.
+            self.abort_run(&run);
+        }
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        self.abort();
+    }
+}
+
+impl std::fmt::Debug for Transfer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let state = self
+            .active()
+            .map_or(TransferState::Prepared, |a| a.completion().state());
+        f.debug_struct("Transfer")
+            .field("peer", &self.peer.name())
+            .field("bytes", &self.bytes())
+            .field("state", &state)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The operation that a transfer's state is about.
+enum Active {
+    Run(Arc<Run>),
+    Send(Arc<Send>),
+    Receive(Arc<Receive>),
+}
+
+impl Active {
+    fn completion(&self) -> &Completion {
+        match self {
+            Self::Run(run) => &run.completion,
+            Self::Send(send) => &send.completion,
+            Self::Receive(receive) => &receive.completion,
+        }
+    }
+}

@@ -1,0 +1,505 @@
+//! The receiving half of a lane.
+//!
+//! Bytes are read straight into their destination: the system call that finishes one payload also
+//! brings the next frame's header and table, in a small tail buffer. Only what shares that buffer
+//! with a header is ever copied.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tcpx_net::Cursor;
+use tcpx_proto::frame::{
+    FLAG_INLINE, FLAG_NOTIFY, HEADER_BYTES, Header, Kind, MAX_EXTRA_BYTES, MAX_TABLE_BYTES, Status,
+    Table,
+};
+
+use super::tx::{Response, encode_error};
+use super::{Connection, Flying, Grant, Lane};
+use crate::error::Error;
+use crate::region::Refusal;
+use crate::run::Run;
+use crate::tagged::Arrival;
+
+/// Holds the largest header, table and extra, so that a frame's start is always in one piece.
+const BUFFER_BYTES: usize = 16 << 10;
+const _: () = assert!(BUFFER_BYTES >= HEADER_BYTES + MAX_TABLE_BYTES + MAX_EXTRA_BYTES);
+
+/// How much may be read past the end of a payload: the next header and a table of 250 entries. More
+/// would only be payload that has to be copied.
+const TAIL_BYTES: usize = 4096;
+
+/// What a call to [`Rx::step`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Received {
+    /// Bytes came and there are probably more.
+    More,
+    /// Bytes came, all that there were.
+    Drained,
+    /// Nothing is there.
+    Nothing,
+}
+
+/// Where a lane stands in its stream of frames.
+enum State {
+    Header,
+    /// The header is read, table and extra are not.
+    Middle(Header),
+    Payload(Payload),
+}
+
+struct Payload {
+    header: Header,
+    left: usize,
+    sink: Sink,
+}
+
+/// Where payload goes.
+enum Sink {
+    /// A WRITE into our regions; the grant is in `Rx::grant`.
+    Regions { notification: Option<Vec<u8>> },
+    /// The answer to a READ of ours.
+    Run(Flying),
+    /// A message of the peer, kept until it is whole.
+    Message { middle: Vec<u8>, bytes: Vec<u8> },
+    /// Nowhere; for a WRITE, the reason is reported at the end.
+    Nowhere(Option<Refusal>),
+}
+
+pub(super) struct Rx {
+    buffer: Box<[u8]>,
+    // Unparsed bytes: start ≤ end ≤ buffer.len()
+    start: usize,
+    end: usize,
+    state: State,
+    cursor: Cursor,
+    /// The grant of the WRITE chunk that is being received.
+    grant: Grant,
+    closed: bool,
+}
+
+impl Rx {
+    /// `early` is what arrived behind the handshake.
+    pub(super) fn new(early: &[u8]) -> Self {
+        let mut buffer = vec![0; BUFFER_BYTES].into_boxed_slice();
+        buffer[..early.len()].copy_from_slice(early);
+        Self {
+            buffer,
+            start: 0,
+            end: early.len(),
+            state: State::Header,
+            cursor: Cursor::default(),
+            grant: Grant::default(),
+            closed: false,
+        }
+    }
+
+    /// Receives once and deals with every frame that is complete.
+    pub(super) fn step(
+        &mut self,
+        lane: &Lane,
+        connection: &Arc<Connection>,
+    ) -> Result<Received, Ended> {
+        if self.closed {
+            return Ok(Received::Nothing);
+        }
+        self.check_revoked(connection);
+        let (received, asked) = match self.receive(lane) {
+            Ok(counts) => counts,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Received::Nothing),
+            Err(e) => return Err(Ended::Io(e)),
+        };
+        lane.bytes_received
+            .fetch_add(received as u64, Ordering::Relaxed);
+        self.parse(lane, connection)?;
+        Ok(if received < asked {
+            Received::Drained
+        } else {
+            Received::More
+        })
+    }
+
+    /// Whether a payload is only partly here.
+    pub(super) fn is_mid_payload(&self) -> bool {
+        matches!(self.state, State::Payload(_))
+    }
+
+    /// Gives up; returns the READ chunk that was being received.
+    pub(super) fn close(&mut self) -> Option<Flying> {
+        self.closed = true;
+        match std::mem::replace(&mut self.state, State::Header) {
+            State::Payload(Payload {
+                sink: Sink::Run(flying),
+                ..
+            }) => Some(flying),
+            _ => None,
+        }
+    }
+
+    /// One system call: returns how many bytes came and how many could have.
+    fn receive(&mut self, lane: &Lane) -> io::Result<(usize, usize)> {
+        if let State::Payload(payload) = &mut self.state {
+            let spans = match &payload.sink {
+                Sink::Regions { .. } => Some(self.grant.spans.as_slice()),
+                Sink::Run(flying) => Some(flying.run.plan.spans(flying.chunk())),
+                Sink::Message { .. } | Sink::Nowhere(_) => None,
+            };
+            if let Some(spans) = spans {
+                // `parse` leaves nothing in the buffer while a payload is incomplete.
+                let tail = &mut self.buffer[..TAIL_BYTES];
+                let count = lane.stream.recv(spans, self.cursor, tail)?;
+                let of_payload = count.min(payload.left);
+                self.cursor.advance(spans, of_payload);
+                let asked = payload.left;
+                payload.left -= of_payload;
+                (self.start, self.end) = (0, count - of_payload);
+                return Ok((count, asked));
+            }
+        }
+        if self.start > 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        let room = &mut self.buffer[self.end..];
+        let asked = room.len();
+        let count = lane.stream.recv(&[], Cursor::default(), room)?;
+        self.end += count;
+        Ok((count, asked))
+    }
+
+    /// Looks away from memory that may no longer be touched. Whoever revokes memory or aborts a run
+    /// takes this half's lock afterwards, so that no system call of ours is still using it.
+    fn check_revoked(&mut self, connection: &Arc<Connection>) {
+        let State::Payload(payload) = &mut self.state else {
+            return;
+        };
+        match &payload.sink {
+            Sink::Regions { .. } if self.grant.is_revoked(&connection.core.regions) => {
+                payload.sink = Sink::Nowhere(Some(Refusal::Revoked));
+            }
+            Sink::Run(flying) if may_land(&flying.run) => {}
+            Sink::Run(_) => {
+                let sink = std::mem::replace(&mut payload.sink, Sink::Nowhere(None));
+                if let Sink::Run(flying) = sink {
+                    connection.settle(&flying.run);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn parse(&mut self, lane: &Lane, connection: &Arc<Connection>) -> Result<(), Ended> {
+        loop {
+            match &mut self.state {
+                State::Header => {
+                    let Some(bytes) = self.buffer[self.start..self.end].first_chunk() else {
+                        return Ok(());
+                    };
+                    let header = Header::decode(bytes).map_err(Ended::misbehaved)?;
+                    self.start += HEADER_BYTES;
+                    self.state = State::Middle(header);
+                }
+                State::Middle(header) => {
+                    let header = *header;
+                    let middle = self.start..self.start + header.middle_bytes();
+                    if middle.end > self.end {
+                        return Ok(());
+                    }
+                    self.start = middle.end;
+                    self.begin(header, middle, lane, connection)?;
+                }
+                State::Payload(payload) => {
+                    let available = &self.buffer[self.start..self.end];
+                    let count = available.len().min(payload.left);
+                    let bytes = &available[..count];
+                    match &mut payload.sink {
+                        Sink::Regions { .. } => {
+                            self.cursor.copy_in(&self.grant.spans, bytes);
+                        }
+                        Sink::Run(flying) => {
+                            self.cursor
+                                .copy_in(flying.run.plan.spans(flying.chunk()), bytes);
+                        }
+                        Sink::Message { bytes: message, .. } => message.extend_from_slice(bytes),
+                        Sink::Nowhere(_) => {}
+                    }
+                    self.start += count;
+                    payload.left -= count;
+                    if payload.left > 0 {
+                        return Ok(());
+                    }
+                    let State::Payload(payload) = std::mem::replace(&mut self.state, State::Header)
+                    else {
+                        unreachable!("matched above")
+                    };
+                    self.finish(payload, lane, connection)?;
+                }
+            }
+        }
+    }
+
+    /// Deals with the start of a frame: decides where its payload goes before any of it lands.
+    fn begin(
+        &mut self,
+        header: Header,
+        middle: std::ops::Range<usize>,
+        lane: &Lane,
+        connection: &Arc<Connection>,
+    ) -> Result<(), Ended> {
+        let middle = &self.buffer[middle];
+        let (table, extra) = middle.split_at(header.table_bytes());
+        let message = || Sink::Message {
+            middle: middle.to_vec(),
+            bytes: Vec::new(),
+        };
+        let sink = match header.kind {
+            Kind::Write => {
+                let table = Table::decode(&header, table).map_err(Ended::misbehaved)?;
+                match self.grant.fill(&connection.core.regions, &table) {
+                    Ok(()) => {
+                        let notify = header.flags & FLAG_NOTIFY != 0;
+                        Sink::Regions {
+                            notification: notify.then(|| extra.to_vec()),
+                        }
+                    }
+                    Err(refusal) => Sink::Nowhere(Some(refusal)),
+                }
+            }
+            Kind::Read => {
+                let table = Table::decode(&header, table).map_err(Ended::misbehaved)?;
+                lane.respond(&header, &table, connection)?;
+                Sink::Nowhere(None)
+            }
+            Kind::Data => {
+                let flying = lane.answered(&header)?;
+                lane.unload(&flying);
+                if may_land(&flying.run) {
+                    Sink::Run(flying)
+                } else {
+                    connection.settle(&flying.run);
+                    Sink::Nowhere(None)
+                }
+            }
+            Kind::Ack => {
+                lane.acknowledged(header.transfer, connection)?;
+                Sink::Nowhere(None)
+            }
+            Kind::Ping => {
+                let pong = Header::new(Kind::Pong, header.transfer);
+                lane.push_control(|out| pong.encode(out));
+                Sink::Nowhere(None)
+            }
+            Kind::Pong => {
+                connection.ponged(header.transfer);
+                Sink::Nowhere(None)
+            }
+            Kind::Send | Kind::Notify => message(),
+            Kind::WriteError | Kind::ReadError | Kind::SendDone | Kind::Goodbye => message(),
+        };
+        let left = header.payload_on_wire() as usize;
+        self.cursor = Cursor::default();
+        self.state = State::Payload(Payload { header, left, sink });
+        Ok(())
+    }
+
+    /// Deals with a frame that is complete.
+    fn finish(
+        &mut self,
+        payload: Payload,
+        lane: &Lane,
+        connection: &Arc<Connection>,
+    ) -> Result<(), Ended> {
+        let header = payload.header;
+        match payload.sink {
+            Sink::Regions { notification } => {
+                if let Some(message) = notification {
+                    connection.deliver(message);
+                }
+                lane.landed.fetch_add(1, Ordering::Release);
+            }
+            Sink::Run(flying) => connection.settle(&flying.run),
+            Sink::Nowhere(refusal) => {
+                if header.kind == Kind::Write {
+                    let refusal = refusal.unwrap_or(Refusal::Revoked);
+                    lane.push_control(|out| {
+                        encode_error(out, Kind::WriteError, header.transfer, header.seq, refusal);
+                    });
+                    lane.landed.fetch_add(1, Ordering::Release);
+                }
+            }
+            Sink::Message { middle, bytes } => {
+                self.finish_message(header, &middle, bytes, lane, connection)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn finish_message(
+        &self,
+        header: Header,
+        middle: &[u8],
+        bytes: Vec<u8>,
+        lane: &Lane,
+        connection: &Arc<Connection>,
+    ) -> Result<(), Ended> {
+        let text = || String::from_utf8_lossy(&bytes).into_owned();
+        let refused = || connection.refused(Status::from_u8(header.flags), text());
+        match header.kind {
+            Kind::Notify => connection.deliver(bytes),
+            Kind::Send => {
+                let (table, tag) = middle.split_at(header.table_bytes());
+                let table = Table::decode(&header, table).map_err(Ended::misbehaved)?;
+                let inline = (header.flags & FLAG_INLINE != 0).then_some(bytes);
+                connection.arrived(Arrival::new(header.transfer, tag, &table, inline));
+            }
+            Kind::SendDone => {
+                let error = (header.flags != Status::Ok as u8).then(refused);
+                connection.peer.tagged.sent(header.transfer, error);
+            }
+            Kind::WriteError => {
+                let run = lane.find_write(header.transfer, header.seq)?;
+                connection.fail_run(&run, refused());
+            }
+            Kind::ReadError => {
+                let flying = lane.answered(&header)?;
+                lane.unload(&flying);
+                connection.fail_run(&flying.run, refused());
+                connection.settle(&flying.run);
+            }
+            Kind::Goodbye => return Err(Ended::Goodbye(text())),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// Whether the answer to a READ may still be written to local memory.
+fn may_land(run: &Run) -> bool {
+    if let Some(memory) = run.plan.revoked() {
+        run.completion.record(Error::RegionDeregistered(memory.id));
+        return false;
+    }
+    !run.is_aborted()
+}
+
+/// Why a lane, and with it the connection, has ended.
+#[derive(Debug)]
+pub(super) enum Ended {
+    Io(io::Error),
+    Goodbye(String),
+    Misbehaved(String),
+}
+
+impl Ended {
+    pub(super) fn misbehaved(error: impl std::fmt::Display) -> Self {
+        Self::Misbehaved(error.to_string())
+    }
+}
+
+impl Lane {
+    /// Queues the answer to a READ request.
+    fn respond(
+        &self,
+        header: &Header,
+        table: &Table<'_>,
+        connection: &Connection,
+    ) -> Result<(), Ended> {
+        let mut work = self.work.lock();
+        if work.responses.len() >= connection.own_window {
+            return Err(Ended::Misbehaved(format!(
+                "more than {} READ requests in flight on one lane",
+                connection.own_window
+            )));
+        }
+        let mut grant = work.spare.pop().unwrap_or_default();
+        let outcome = match grant.fill(&connection.core.regions, table) {
+            Ok(()) => Ok(grant),
+            Err(refusal) => {
+                work.spare.push(grant);
+                Err(refusal)
+            }
+        };
+        work.responses.push_back(Response {
+            transfer: header.transfer,
+            seq: header.seq,
+            bytes: header.payload,
+            outcome,
+        });
+        drop(work);
+        self.mark_dirty();
+        Ok(())
+    }
+
+    /// The READ chunk that this frame answers: answers come in request order.
+    fn answered(&self, header: &Header) -> Result<Flying, Ended> {
+        let flying = self.in_flight.lock().reads.pop_front();
+        match flying {
+            Some(flying)
+                if flying.run.id == header.transfer
+                    && flying.index == header.seq as usize
+                    && (header.kind != Kind::Data
+                        || flying.chunk().bytes as u64 == header.payload) =>
+            {
+                // The window has room again: ask for more before this answer is whole.
+                self.mark_dirty();
+                Ok(flying)
+            }
+            other => {
+                // Back, so that the end of the connection settles it.
+                if let Some(flying) = other {
+                    self.in_flight.lock().reads.push_front(flying);
+                }
+                Err(Ended::Misbehaved(format!(
+                    "an answer to READ {} chunk {} that is not due",
+                    header.transfer, header.seq
+                )))
+            }
+        }
+    }
+
+    /// Settles WRITE chunks up to the peer's count.
+    fn acknowledged(&self, count: u64, connection: &Arc<Connection>) -> Result<(), Ended> {
+        let acknowledged = self.acknowledged.load(Ordering::Relaxed);
+        let flying = self.in_flight.lock().writes.len() as u64;
+        let new = count
+            .checked_sub(acknowledged)
+            .filter(|new| *new <= flying)
+            .ok_or_else(|| {
+                Ended::Misbehaved(format!(
+                    "{count} WRITE chunks acknowledged where {} were sent",
+                    acknowledged + flying
+                ))
+            })?;
+        self.acknowledged.store(count, Ordering::Relaxed);
+        for _ in 0..new {
+            let flying = self.in_flight.lock().writes.pop_front();
+            if let Some(flying) = flying {
+                self.unload(&flying);
+                connection.settle(&flying.run);
+            }
+        }
+        if new > 0 {
+            // The window has room again.
+            self.mark_dirty();
+        }
+        Ok(())
+    }
+
+    fn find_write(&self, transfer: u64, seq: u32) -> Result<Arc<Run>, Ended> {
+        let in_flight = self.in_flight.lock();
+        in_flight
+            .writes
+            .iter()
+            .find(|f| f.run.id == transfer && f.index == seq as usize)
+            .map(|f| Arc::clone(&f.run))
+            .ok_or_else(|| {
+                Ended::Misbehaved(format!(
+                    "an error for WRITE {transfer} chunk {seq}, which is not in flight"
+                ))
+            })
+    }
+
+    fn unload(&self, flying: &Flying) {
+        self.load.fetch_sub(flying.chunk().bytes, Ordering::Relaxed);
+    }
+}

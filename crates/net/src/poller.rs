@@ -1,0 +1,191 @@
+//! Readiness: one-shot epoll and a waker.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::io::Errno;
+
+/// The token that the waker reports; sources must not use it.
+const WAKER: u64 = u64::MAX;
+const BATCH: usize = 64;
+
+/// A source that became ready, or a wake-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The source with this token is ready, has failed or was closed: try it and see.
+    Ready(u64),
+    /// [`Waker::wake`] was called.
+    Woken,
+}
+
+/// Waits for sources to become ready. Every source reports once and is then silent until it is armed
+/// again, so that a thread that already works on a source is never woken for it.
+#[derive(Debug)]
+pub struct Poller {
+    epoll: OwnedFd,
+    waker: Waker,
+}
+
+impl Poller {
+    /// A poller with no sources.
+    ///
+    /// # Errors
+    /// The process is out of file descriptors.
+    pub fn new() -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let data = epoll::EventData::new_u64(WAKER);
+        epoll::add(&epoll, &event, data, epoll::EventFlags::IN)?;
+        Ok(Self {
+            epoll,
+            waker: Waker {
+                event: Arc::new(event),
+            },
+        })
+    }
+
+    /// A handle that wakes [`Poller::wait`] from any thread.
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    /// Adds a source that stays silent until it is armed.
+    ///
+    /// # Errors
+    /// The source is already here, or cannot be polled.
+    pub fn add(&self, source: impl AsFd, token: u64) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(token);
+        Ok(epoll::add(
+            &self.epoll,
+            source,
+            data,
+            epoll::EventFlags::ONESHOT,
+        )?)
+    }
+
+    /// Reports the source once when it has something to read or, if asked, takes something to write.
+    ///
+    /// # Errors
+    /// The source is not here (it was closed or removed).
+    pub fn arm(&self, source: impl AsFd, token: u64, writable: bool) -> io::Result<()> {
+        let mut flags =
+            epoll::EventFlags::ONESHOT | epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        if writable {
+            flags |= epoll::EventFlags::OUT;
+        }
+        Ok(epoll::modify(
+            &self.epoll,
+            source,
+            epoll::EventData::new_u64(token),
+            flags,
+        )?)
+    }
+
+    /// Forgets a source.
+    pub fn remove(&self, source: impl AsFd) {
+        // Fails only when the source is not here, which is what was asked for.
+        let _ = epoll::delete(&self.epoll, source);
+    }
+
+    /// Waits until something is ready, at most `timeout` (`None`: as long as it takes), and appends
+    /// what is.
+    ///
+    /// # Errors
+    /// The poller itself is broken.
+    pub fn wait(&self, events: &mut Vec<Event>, timeout: Option<Duration>) -> io::Result<()> {
+        let timeout = timeout.map(|t| Timespec {
+            tv_sec: t.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: t.subsec_nanos().into(),
+        });
+        let mut ready = [epoll::Event {
+            flags: epoll::EventFlags::empty(),
+            data: epoll::EventData::new_u64(0),
+        }; BATCH];
+        let count = match epoll::wait(&self.epoll, &mut ready, timeout.as_ref()) {
+            Ok(count) => count,
+            Err(Errno::INTR) => 0,
+            Err(e) => return Err(e.into()),
+        };
+        for event in &ready[..count] {
+            match event.data.u64() {
+                WAKER => {
+                    self.waker.clear();
+                    events.push(Event::Woken);
+                }
+                token => events.push(Event::Ready(token)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Wakes a [`Poller`].
+#[derive(Clone, Debug)]
+pub struct Waker {
+    event: Arc<OwnedFd>,
+}
+
+impl Waker {
+    /// Makes the current or the next [`Poller::wait`] return.
+    pub fn wake(&self) {
+        // The counter can only be full (WouldBlock) when a wake-up is already pending.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+
+    fn clear(&self) {
+        // Fails only when there is nothing to clear.
+        let _ = rustix::io::read(&self.event, &mut [0u8; 8]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    fn wait(poller: &Poller) -> Vec<Event> {
+        let mut events = Vec::new();
+        poller.wait(&mut events, Some(Duration::ZERO)).unwrap();
+        events
+    }
+
+    #[test]
+    fn a_source_reports_once_each_time_it_is_armed() {
+        let poller = Poller::new().unwrap();
+        let (mut near, far) = UnixStream::pair().unwrap();
+        poller.add(&far, 7).unwrap();
+        near.write_all(b"x").unwrap();
+        assert_eq!(wait(&poller), [], "added, not armed");
+        poller.arm(&far, 7, false).unwrap();
+        assert_eq!(wait(&poller), [Event::Ready(7)]);
+        assert_eq!(
+            wait(&poller),
+            [],
+            "once only, though the byte is still there"
+        );
+        poller.arm(&far, 7, false).unwrap();
+        assert_eq!(wait(&poller), [Event::Ready(7)]);
+        poller.remove(&far);
+        assert!(poller.arm(&far, 7, false).is_err());
+    }
+
+    #[test]
+    fn a_wake_up_is_never_lost_and_never_repeats() {
+        let poller = Poller::new().unwrap();
+        let waker = poller.waker();
+        waker.wake();
+        waker.wake();
+        assert_eq!(wait(&poller), [Event::Woken]);
+        assert_eq!(wait(&poller), []);
+        let thread = std::thread::spawn(move || waker.wake());
+        let mut events = Vec::new();
+        poller.wait(&mut events, None).unwrap();
+        assert_eq!(events, [Event::Woken]);
+        thread.join().unwrap();
+    }
+}

@@ -1,0 +1,214 @@
+//! Raw ranges of memory that the kernel reads from and writes to on our behalf.
+
+/// A range of host memory that transfers may touch.
+///
+/// It is laid out like the kernel's `iovec`, so that lists of spans go into vectored system calls
+/// as they are. It deliberately is no Rust reference: the memory belongs to the application, which may
+/// look at it or write to it at any time, as with memory that is registered for RDMA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Span {
+    address: *mut u8,
+    len: usize,
+}
+
+// SAFETY: a span is an address and a length; the contract of `Span::new` (valid memory until all
+// use has ended) does not depend on the thread that uses it.
+unsafe impl Send for Span {}
+// SAFETY: as above; all methods that access the memory are raw copies that hold no reference.
+unsafe impl Sync for Span {}
+
+impl Span {
+    /// An empty span.
+    pub const EMPTY: Self = Self {
+        address: std::ptr::null_mut(),
+        len: 0,
+    };
+
+    /// Names `len` bytes at `address`.
+    ///
+    /// # Safety
+    /// The memory must stay mapped, readable and writable until the last use of this span and of
+    /// every span made from it. Concurrent access by others is allowed and gives torn data at worst.
+    #[must_use]
+    pub const unsafe fn new(address: *mut u8, len: usize) -> Self {
+        Self { address, len }
+    }
+
+    /// The first address.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.address as usize
+    }
+
+    /// Bytes in the span.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the span has no bytes.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// `len` bytes from `offset` on, or `None` when they are not all inside this span.
+    #[must_use]
+    pub fn slice(&self, offset: usize, len: usize) -> Option<Self> {
+        let end = offset.checked_add(len)?;
+        if end > self.len {
+            return None;
+        }
+        Some(Self {
+            address: self.address.wrapping_add(offset),
+            len,
+        })
+    }
+
+    /// This span and `next` as one, when `next` begins where this one ends.
+    #[must_use]
+    pub fn join(&self, next: Self) -> Option<Self> {
+        let len = self.len.checked_add(next.len)?;
+        (self.address.wrapping_add(self.len) == next.address).then_some(Self {
+            address: self.address,
+            len,
+        })
+    }
+
+    /// Copies `bytes` to the start of the span, as many as fit, and returns how many.
+    pub fn copy_from(&self, bytes: &[u8]) -> usize {
+        let count = bytes.len().min(self.len);
+        // SAFETY: `count` bytes are inside the span, whose memory is valid by the contract of `new`;
+        // `copy` allows the two to overlap.
+        unsafe { std::ptr::copy(bytes.as_ptr(), self.address, count) };
+        count
+    }
+
+    /// Copies from the start of the span into `bytes`, as many as fit, and returns how many.
+    pub fn copy_to(&self, bytes: &mut [u8]) -> usize {
+        let count = bytes.len().min(self.len);
+        // SAFETY: as in `copy_from`; `bytes` is ours alone.
+        unsafe { std::ptr::copy(self.address, bytes.as_mut_ptr(), count) };
+        count
+    }
+
+    /// Copies `source` to the start of this span, as many bytes as both have. The two may overlap.
+    pub fn copy_span(&self, source: Self) -> usize {
+        let count = self.len.min(source.len);
+        // SAFETY: both spans are valid by the contract of `new`; `copy` allows overlap.
+        unsafe { std::ptr::copy(source.address, self.address, count) };
+        count
+    }
+}
+
+/// How far a list of spans has been sent or filled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cursor {
+    index: usize,
+    // Always less than the length of spans[index], or 0.
+    offset: usize,
+}
+
+impl Cursor {
+    /// Moves forward by `count` bytes. `count` must not go past the end of `spans`.
+    pub fn advance(&mut self, spans: &[Span], mut count: usize) {
+        while count > 0 {
+            let left = spans[self.index].len - self.offset;
+            if count < left {
+                self.offset += count;
+                return;
+            }
+            count -= left;
+            self.index += 1;
+            self.offset = 0;
+        }
+    }
+
+    /// What is left of `spans`, span by span.
+    pub fn rest<'a>(&self, spans: &'a [Span]) -> impl Iterator<Item = Span> + 'a {
+        let offset = self.offset;
+        spans[self.index.min(spans.len())..]
+            .iter()
+            .enumerate()
+            .map(move |(i, span)| {
+                let skip = if i == 0 { offset } else { 0 };
+                Span {
+                    address: span.address.wrapping_add(skip),
+                    len: span.len - skip,
+                }
+            })
+    }
+
+    /// Bytes that are left of `spans`.
+    #[must_use]
+    pub fn remaining(&self, spans: &[Span]) -> usize {
+        self.rest(spans).map(|s| s.len).sum()
+    }
+
+    /// Copies `bytes` to where the cursor stands and moves it; returns how many bytes fitted.
+    pub fn copy_in(&mut self, spans: &[Span], bytes: &[u8]) -> usize {
+        let mut done = 0;
+        for span in self.rest(spans) {
+            if done == bytes.len() {
+                break;
+            }
+            done += span.copy_from(&bytes[done..]);
+        }
+        self.advance(spans, done);
+        done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(bytes: &mut [u8]) -> Span {
+        // SAFETY: every test keeps `bytes` alive and leaves it alone while it uses the span.
+        unsafe { Span::new(bytes.as_mut_ptr(), bytes.len()) }
+    }
+
+    #[test]
+    fn slices_stay_inside() {
+        let mut bytes = [0; 10];
+        let whole = span(&mut bytes);
+        assert_eq!(whole.slice(3, 7).unwrap().len(), 7);
+        assert_eq!(whole.slice(10, 0).unwrap().len(), 0);
+        assert!(whole.slice(3, 8).is_none());
+        assert!(whole.slice(usize::MAX, 2).is_none());
+    }
+
+    #[test]
+    fn the_cursor_visits_every_byte_once() {
+        let mut memory = vec![0u8; 100];
+        let whole = span(&mut memory);
+        let spans: Vec<_> = [(0, 1), (1, 9), (10, 40), (50, 50)]
+            .into_iter()
+            .map(|(at, len)| whole.slice(at, len).unwrap())
+            .collect();
+        for step in 1..=100 {
+            let mut cursor = Cursor::default();
+            let mut left = 100;
+            while left > 0 {
+                assert_eq!(cursor.remaining(&spans), left);
+                let n = step.min(left);
+                cursor.advance(&spans, n);
+                left -= n;
+            }
+            assert_eq!(cursor.remaining(&spans), 0);
+        }
+    }
+
+    #[test]
+    fn copy_in_scatters_and_stops_at_the_end() {
+        let mut memory = vec![0u8; 12];
+        let whole = span(&mut memory);
+        let spans = [whole.slice(8, 4).unwrap(), whole.slice(0, 3).unwrap()];
+        let mut cursor = Cursor::default();
+        assert_eq!(cursor.copy_in(&spans, &[1, 2, 3]), 3);
+        assert_eq!(cursor.copy_in(&spans, &[4, 5, 6, 7, 8]), 4);
+        assert_eq!(cursor.copy_in(&spans, &[9]), 0);
+        assert_eq!(memory, [5, 6, 7, 0, 0, 0, 0, 0, 1, 2, 3, 4]);
+    }
+}

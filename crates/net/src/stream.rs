@@ -1,0 +1,379 @@
+//! Non-blocking TCP streams and listeners.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recvmsg, sendmsg,
+};
+use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
+
+use crate::span::{Cursor, Span};
+
+/// Spans per system call: enough for 1 MiB of 4 KiB blocks, while the array (4 KiB) stays on the
+/// stack and the kernel's own copy of it stays cheap.
+const MAX_SPANS: usize = 256;
+
+/// What a socket of ours is set to.
+#[derive(Clone, Copy, Debug)]
+pub struct SocketOptions {
+    /// Send and receive buffer, or 0 for the kernel's autotuning.
+    pub buffer_bytes: usize,
+    /// How long unacknowledged data or an unanswered keep-alive may stand before the kernel gives
+    /// the connection up.
+    pub dead_after: Duration,
+}
+
+impl SocketOptions {
+    fn apply(&self, socket: &Socket) -> io::Result<()> {
+        // Frames are written whole; waiting for more would only add latency.
+        socket.set_tcp_nodelay(true)?;
+        socket.set_tcp_user_timeout(Some(self.dead_after))?;
+        let step = (self.dead_after / 4).max(Duration::from_secs(1));
+        socket.set_tcp_keepalive(
+            &TcpKeepalive::new()
+                .with_time(step)
+                .with_interval(step)
+                .with_retries(3),
+        )?;
+        self.apply_buffers(socket)
+    }
+
+    fn apply_buffers(&self, socket: &Socket) -> io::Result<()> {
+        if self.buffer_bytes > 0 {
+            socket.set_send_buffer_size(self.buffer_bytes)?;
+            socket.set_recv_buffer_size(self.buffer_bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// A non-blocking TCP stream.
+#[derive(Debug)]
+pub struct Stream {
+    socket: Socket,
+}
+
+impl Stream {
+    /// Starts to connect to `remote`, from `local` when that is given. The stream is usable once it
+    /// is writable and [`Stream::connect_result`] has said so.
+    ///
+    /// # Errors
+    /// The socket could not be made, bound or sent on its way.
+    pub fn connect(
+        remote: SocketAddr,
+        local: Option<IpAddr>,
+        options: &SocketOptions,
+    ) -> io::Result<Self> {
+        let socket = Socket::new(
+            Domain::for_address(remote),
+            Type::STREAM,
+            Some(Protocol::TCP),
+        )?;
+        socket.set_nonblocking(true)?;
+        options.apply(&socket)?;
+        if let Some(ip) = local {
+            socket.bind(&SockAddr::from(SocketAddr::new(ip, 0)))?;
+        }
+        match socket.connect(&SockAddr::from(remote)) {
+            Ok(()) => {}
+            Err(e) if e.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {}
+            Err(e) => return Err(e),
+        }
+        Ok(Self { socket })
+    }
+
+    /// Whether a connection attempt has succeeded: `None` while it is still under way.
+    ///
+    /// # Errors
+    /// Why the attempt failed.
+    pub fn connect_result(&self) -> io::Result<Option<()>> {
+        if let Some(error) = self.socket.take_error()? {
+            return Err(error);
+        }
+        match self.socket.peer_addr() {
+            Ok(_) => Ok(Some(())),
+            Err(e) if e.kind() == io::ErrorKind::NotConnected => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Sends `head`, then what `cursor` has left of `body`, in one system call. Returns how many
+    /// bytes the kernel took, counted through head and body; the cursor is not moved.
+    ///
+    /// # Errors
+    /// `WouldBlock` when the send buffer is full; anything else ends the stream.
+    pub fn send(&self, head: &[u8], body: &[Span], cursor: Cursor) -> io::Result<usize> {
+        let mut spans = [Span::EMPTY; MAX_SPANS];
+        let mut count = 0;
+        if !head.is_empty() {
+            // SAFETY: `head` outlives the call, and sending only reads it.
+            spans[0] = unsafe { Span::new(head.as_ptr().cast_mut(), head.len()) };
+            count = 1;
+        }
+        for (slot, span) in spans[count..].iter_mut().zip(cursor.rest(body)) {
+            *slot = span;
+            count += 1;
+        }
+        // SAFETY: `Span` and `IoSlice` both have the layout of `iovec` (asserted below), the spans'
+        // memory is valid by the contract of `Span::new`, and the kernel only reads it.
+        let slices =
+            unsafe { std::slice::from_raw_parts(spans.as_ptr().cast::<IoSlice<'_>>(), count) };
+        // NOSIGNAL: a library must not kill its host with SIGPIPE.
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        retry_interrupted(|| {
+            sendmsg(
+                &self.socket,
+                slices,
+                &mut SendAncillaryBuffer::default(),
+                flags,
+            )
+        })
+    }
+
+    /// Receives into what `cursor` has left of `body`, then into `tail`, in one system call.
+    /// Returns how many bytes came, counted through body and tail; the cursor is not moved.
+    ///
+    /// # Errors
+    /// `WouldBlock` when nothing is there, `UnexpectedEof` when the peer has closed; anything else
+    /// ends the stream.
+    pub fn recv(&self, body: &[Span], cursor: Cursor, tail: &mut [u8]) -> io::Result<usize> {
+        let mut spans = [Span::EMPTY; MAX_SPANS];
+        let mut count = 0;
+        let mut complete = true;
+        for span in cursor.rest(body) {
+            if count == MAX_SPANS - 1 {
+                complete = false;
+                break;
+            }
+            spans[count] = span;
+            count += 1;
+        }
+        // The tail comes after the whole body or not at all.
+        if complete && !tail.is_empty() {
+            // SAFETY: `tail` is ours alone until the call returns.
+            spans[count] = unsafe { Span::new(tail.as_mut_ptr(), tail.len()) };
+            count += 1;
+        }
+        // SAFETY: as in `send`; the kernel writes only inside the spans, whose memory is writable by
+        // the contract of `Span::new`.
+        let slices = unsafe {
+            std::slice::from_raw_parts_mut(spans.as_mut_ptr().cast::<IoSliceMut<'_>>(), count)
+        };
+        let received = retry_interrupted(|| {
+            recvmsg(
+                &self.socket,
+                slices,
+                &mut RecvAncillaryBuffer::new(&mut [MaybeUninit::uninit(); 0]),
+                RecvFlags::DONTWAIT,
+            )
+        })?;
+        if received.bytes == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(received.bytes)
+    }
+
+    /// Ends both directions, so that whoever polls this stream notices.
+    pub fn shutdown(&self) {
+        // Fails only when the stream has already ended.
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+    }
+
+    /// The address of this end.
+    ///
+    /// # Errors
+    /// The stream is not connected.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        inet(self.socket.local_addr()?)
+    }
+
+    /// The address of the other end.
+    ///
+    /// # Errors
+    /// The stream is not connected.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        inet(self.socket.peer_addr()?)
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// A non-blocking listener.
+#[derive(Debug)]
+pub struct Listener {
+    socket: Socket,
+    options: SocketOptions,
+}
+
+impl Listener {
+    /// Listens on `address`; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// The address is not of this machine, or the port is taken.
+    pub fn bind(address: SocketAddr, options: &SocketOptions) -> io::Result<Self> {
+        let socket = Socket::new(
+            Domain::for_address(address),
+            Type::STREAM,
+            Some(Protocol::TCP),
+        )?;
+        socket.set_nonblocking(true)?;
+        socket.set_reuse_address(true)?;
+        if address.is_ipv6() {
+            socket.set_only_v6(true)?;
+        }
+        // Before listen, so that accepted streams inherit them in time for window scaling.
+        options.apply_buffers(&socket)?;
+        socket.bind(&SockAddr::from(address))?;
+        socket.listen(1024)?;
+        Ok(Self {
+            socket,
+            options: *options,
+        })
+    }
+
+    /// Takes the next connection.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is none.
+    pub fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
+        let (socket, address) = self.socket.accept()?;
+        socket.set_nonblocking(true)?;
+        self.options.apply(&socket)?;
+        Ok((Stream { socket }, inet(address)?))
+    }
+
+    /// The address it listens on.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        inet(self.socket.local_addr()?)
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+const _: () = {
+    // std guarantees that IoSlice is ABI compatible with iovec: a pointer, then a length.
+    assert!(size_of::<Span>() == size_of::<IoSlice<'_>>());
+    assert!(align_of::<Span>() == align_of::<IoSlice<'_>>());
+    assert!(size_of::<Span>() == size_of::<IoSliceMut<'_>>());
+};
+
+fn inet(address: SockAddr) -> io::Result<SocketAddr> {
+    address
+        .as_socket()
+        .ok_or_else(|| io::Error::other("not an internet address"))
+}
+
+fn retry_interrupted<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            result => return result.map_err(Into::into),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    const OPTIONS: SocketOptions = SocketOptions {
+        buffer_bytes: 0,
+        dead_after: Duration::from_secs(10),
+    };
+
+    fn pair() -> (Stream, Stream) {
+        let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), &OPTIONS).unwrap();
+        let client = Stream::connect(listener.local_addr().unwrap(), None, &OPTIONS).unwrap();
+        let (server, from) = retry(|| listener.accept());
+        assert_eq!(client.connect_result().unwrap(), Some(()));
+        assert_eq!(from, client.local_addr().unwrap());
+        (client, server)
+    }
+
+    fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> T {
+        loop {
+            match call() {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => std::thread::yield_now(),
+                result => return result.unwrap(),
+            }
+        }
+    }
+
+    #[test]
+    fn gathers_and_scatters_more_spans_than_one_call_takes() {
+        let (client, server) = pair();
+        let mut source: Vec<u8> = (0..40_000u32).map(|i| (i % 251) as u8).collect();
+        let mut target = vec![0u8; 40_000];
+        // SAFETY: both vectors outlive the spans.
+        let (from, to) = unsafe {
+            (
+                Span::new(source.as_mut_ptr(), source.len()),
+                Span::new(target.as_mut_ptr(), target.len()),
+            )
+        };
+        let cut = |span: Span, size| -> Vec<Span> {
+            (0..span.len() / size)
+                .map(|i| span.slice(i * size, size).unwrap())
+                .collect()
+        };
+        let (from, to) = (cut(from, 40), cut(to, 50));
+
+        let head = [9u8; 5];
+        let (mut sent, mut cursor) = (0, Cursor::default());
+        while sent < head.len() + source.len() {
+            let n = retry(|| client.send(&head[sent.min(head.len())..], &from, cursor));
+            cursor.advance(&from, n - head.len().saturating_sub(sent).min(n));
+            sent += n;
+        }
+        client.shutdown();
+
+        let mut got_head = [0u8; 5];
+        assert_eq!(
+            retry(|| server.recv(&[], Cursor::default(), &mut got_head)),
+            5
+        );
+        let (mut got, mut cursor, mut tail) = (0, Cursor::default(), [0u8; 16]);
+        while got < target.len() {
+            let n = retry(|| server.recv(&to, cursor, &mut tail));
+            cursor.advance(&to, n);
+            got += n;
+        }
+        assert_eq!(got_head, head);
+        assert_eq!(source, target);
+        let end = server.recv(&[], Cursor::default(), &mut tail).unwrap_err();
+        assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn a_refused_connection_says_so() {
+        let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), &OPTIONS).unwrap();
+        let address = listener.local_addr().unwrap();
+        drop(listener);
+        let result = Stream::connect(address, None, &OPTIONS).and_then(|s| {
+            loop {
+                match s.connect_result() {
+                    Ok(None) => std::thread::yield_now(),
+                    result => return result,
+                }
+            }
+        });
+        assert_eq!(result.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+    }
+}

@@ -1,0 +1,571 @@
+//! Frames: what an authenticated lane carries.
+//!
+//! ```text
+//! ┌────────────┬──────────────────────────────┬─────────┬───────────┐
+//! │ header     │ table                        │ extra   │ payload   │
+//! │ 32 bytes   │ regions × 16 + entries × 16  │ 0..4096 │ 0..       │
+//! └────────────┴──────────────────────────────┴─────────┴───────────┘
+//! ```
+//!
+//! A header that was decoded is valid: the sizes of everything that follows are within the limits of
+//! this module and fit the kind of frame. A table that was decoded is valid too: every entry names a
+//! region of the table, no address overflows, and the lengths add up to what the header said. Whether
+//! the *receiver* grants access to those addresses is the engine's decision, taken before the first
+//! payload byte is read.
+
+use alloc::vec::Vec;
+
+use crate::descriptor::RegionKey;
+
+/// Bytes of the fixed header that starts every frame.
+pub const HEADER_BYTES: usize = 32;
+/// Bytes of one region key in a table.
+pub const REGION_BYTES: usize = 16;
+/// Bytes of one entry in a table.
+pub const ENTRY_BYTES: usize = 16;
+/// The largest table: small enough that a receiver can hold header, table and extra in one 16 KiB
+/// buffer per lane, large enough (511 entries) that 4 KiB blocks still make 2 MiB chunks.
+pub const MAX_TABLE_BYTES: usize = 8192;
+/// The largest `extra` section: notifications up to this size ride along with a chunk.
+pub const MAX_EXTRA_BYTES: usize = 4096;
+/// The most payload a frame with a table may carry.
+pub const MAX_CHUNK_BYTES: u64 = 256 << 20;
+/// The longest notification. The receiver's memory grows with the bytes that arrived, not with the
+/// length that was announced.
+pub const MAX_NOTIFICATION_BYTES: u64 = 256 << 20;
+/// The most bytes that travel inside the announcement of a tagged message.
+pub const MAX_INLINE_SEND_BYTES: u64 = 8192;
+/// The longest error text a peer may attach.
+pub const MAX_TEXT_BYTES: u64 = 1024;
+/// Bytes of the `extra` section of [`Kind::Send`]: the tag.
+pub const TAG_BYTES: usize = 8;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// A WRITE chunk: table of targets, optional notification in `extra`, then the bytes.
+    Write = 1,
+    /// `transfer` chunks of WRITEs have been dealt with on this lane since it opened.
+    Ack = 2,
+    /// The WRITE chunk (`transfer`, `seq`) failed; the status is in `flags`, a text in the payload.
+    WriteError = 3,
+    /// A READ request: table of sources; `payload` is how many bytes the answer has.
+    Read = 4,
+    /// The bytes of a READ chunk, in request order.
+    Data = 5,
+    /// The READ chunk (`transfer`, `seq`) failed, in request order.
+    ReadError = 6,
+    /// A notification: the payload is the message.
+    Notify = 7,
+    /// Answer with [`Kind::Pong`] and the same `transfer`.
+    Ping = 8,
+    /// The answer to a ping.
+    Pong = 9,
+    /// A tagged message: table of sources, the tag in `extra`, small messages in the payload.
+    Send = 10,
+    /// The receiver of the tagged message `transfer` has it (status 0) or could not take it.
+    SendDone = 11,
+    /// The sender closes the connection in an orderly way.
+    Goodbye = 12,
+}
+
+/// Flag of [`Kind::Write`]: `extra` is a notification, delivered once the chunk has landed. A flag
+/// and not a length, because an empty notification is a notification.
+pub const FLAG_NOTIFY: u8 = 1;
+/// Flag of [`Kind::Send`]: the payload holds the whole message.
+pub const FLAG_INLINE: u8 = 1;
+
+/// Why a peer refused or could not finish a chunk. Carried in `flags` of the error frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Status {
+    /// Nothing is wrong.
+    Ok = 0,
+    /// The key names no region that is registered now.
+    UnknownRegion = 1,
+    /// The range is not inside the region.
+    OutOfBounds = 2,
+    /// The memory could not be accessed.
+    Memory = 3,
+    /// The message is longer than the buffer that was posted for it.
+    Truncated = 4,
+    /// The other side gave the operation up.
+    Aborted = 5,
+    /// Any other failure; the text says more.
+    Other = 255,
+}
+
+impl Status {
+    /// Reads a status byte; a value that this version does not know is [`Status::Other`].
+    #[must_use]
+    pub fn from_u8(value: u8) -> Self {
+        match value {
+            0 => Self::Ok,
+            1 => Self::UnknownRegion,
+            2 => Self::OutOfBounds,
+            3 => Self::Memory,
+            4 => Self::Truncated,
+            5 => Self::Aborted,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// The fixed part of a frame. See [`Kind`] for what each field means there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What the frame is.
+    pub kind: Kind,
+    /// Bits whose meaning depends on the kind, or a [`Status`].
+    pub flags: u8,
+    /// Region keys in the table.
+    pub regions: u16,
+    /// Entries in the table.
+    pub entries: u32,
+    /// The transfer this belongs to, unique within the sending session.
+    pub transfer: u64,
+    /// The chunk's number within its transfer.
+    pub seq: u32,
+    /// Bytes of the extra section.
+    pub extra: u32,
+    /// Bytes of the payload, or for [`Kind::Read`] of the answer.
+    pub payload: u64,
+}
+
+impl Header {
+    /// A header with everything but the kind and the transfer zero.
+    #[must_use]
+    pub const fn new(kind: Kind, transfer: u64) -> Self {
+        Self {
+            kind,
+            flags: 0,
+            regions: 0,
+            entries: 0,
+            transfer,
+            seq: 0,
+            extra: 0,
+            payload: 0,
+        }
+    }
+
+    /// Appends the 32 bytes of this header.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.push(self.kind as u8);
+        out.push(self.flags);
+        out.extend_from_slice(&self.regions.to_le_bytes());
+        out.extend_from_slice(&self.entries.to_le_bytes());
+        out.extend_from_slice(&self.transfer.to_le_bytes());
+        out.extend_from_slice(&self.seq.to_le_bytes());
+        out.extend_from_slice(&self.extra.to_le_bytes());
+        out.extend_from_slice(&self.payload.to_le_bytes());
+    }
+
+    /// Reads a header and checks every size in it against the limits of its kind.
+    ///
+    /// # Errors
+    /// The sender broke the protocol: an unknown kind, or a size that its kind may not have.
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
+        let kind = match bytes[0] {
+            1 => Kind::Write,
+            2 => Kind::Ack,
+            3 => Kind::WriteError,
+            4 => Kind::Read,
+            5 => Kind::Data,
+            6 => Kind::ReadError,
+            7 => Kind::Notify,
+            8 => Kind::Ping,
+            9 => Kind::Pong,
+            10 => Kind::Send,
+            11 => Kind::SendDone,
+            12 => Kind::Goodbye,
+            other => return Err(FrameError::UnknownKind(other)),
+        };
+        let header = Self {
+            kind,
+            flags: bytes[1],
+            regions: u16::from_le_bytes([bytes[2], bytes[3]]),
+            entries: u32_at(bytes, 4),
+            transfer: u64_at(bytes, 8),
+            seq: u32_at(bytes, 16),
+            extra: u32_at(bytes, 20),
+            payload: u64_at(bytes, 24),
+        };
+        header.check()?;
+        Ok(header)
+    }
+
+    /// Bytes of the table that follows the header.
+    #[must_use]
+    pub fn table_bytes(&self) -> usize {
+        // Cannot overflow: both counts were checked against MAX_TABLE_BYTES.
+        usize::from(self.regions) * REGION_BYTES + self.entries as usize * ENTRY_BYTES
+    }
+
+    /// Bytes between the header and the payload.
+    #[must_use]
+    pub fn middle_bytes(&self) -> usize {
+        self.table_bytes() + self.extra as usize
+    }
+
+    /// Payload bytes that follow on the wire; a READ request announces bytes but carries none.
+    #[must_use]
+    pub fn payload_on_wire(&self) -> u64 {
+        if self.kind == Kind::Read {
+            0
+        } else {
+            self.payload
+        }
+    }
+
+    fn check(&self) -> Result<(), FrameError> {
+        let table = u64::from(self.regions) * REGION_BYTES as u64
+            + u64::from(self.entries) * ENTRY_BYTES as u64;
+        let (needs_table, max_extra, max_payload) = match self.kind {
+            Kind::Write => (true, MAX_EXTRA_BYTES as u64, MAX_CHUNK_BYTES),
+            Kind::Read => (true, 0, MAX_CHUNK_BYTES),
+            Kind::Data => (false, 0, MAX_CHUNK_BYTES),
+            Kind::Notify => (false, 0, MAX_NOTIFICATION_BYTES),
+            Kind::Send => (self.entries > 0, TAG_BYTES as u64, MAX_INLINE_SEND_BYTES),
+            Kind::WriteError | Kind::ReadError | Kind::SendDone | Kind::Goodbye => {
+                (false, 0, MAX_TEXT_BYTES)
+            }
+            Kind::Ack | Kind::Ping | Kind::Pong => (false, 0, 0),
+        };
+        let sizes_fit = table <= MAX_TABLE_BYTES as u64
+            && u64::from(self.extra) <= max_extra
+            && self.payload <= max_payload;
+        let table_fits = if needs_table {
+            self.regions > 0 && self.entries > 0
+        } else {
+            table == 0
+        };
+        let extra_fits = match self.kind {
+            Kind::Send => self.extra as usize == TAG_BYTES,
+            Kind::Write => self.flags & FLAG_NOTIFY != 0 || self.extra == 0,
+            _ => true,
+        };
+        if sizes_fit && table_fits && extra_fits {
+            Ok(())
+        } else {
+            Err(FrameError::BadSize {
+                kind: self.kind,
+                regions: self.regions,
+                entries: self.entries,
+                extra: self.extra,
+                payload: self.payload,
+            })
+        }
+    }
+}
+
+/// One range of remote memory in a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Address in the owner's address space.
+    pub address: u64,
+    /// Bytes, at least one.
+    pub len: u32,
+    /// Which region of the table the range belongs to.
+    pub region: u32,
+}
+
+impl Entry {
+    /// Appends the 16 bytes of this entry.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.address.to_le_bytes());
+        out.extend_from_slice(&self.len.to_le_bytes());
+        out.extend_from_slice(&self.region.to_le_bytes());
+    }
+
+    fn decode(bytes: &[u8]) -> Self {
+        Self {
+            address: u64_at(bytes, 0),
+            len: u32_at(bytes, 8),
+            region: u32_at(bytes, 12),
+        }
+    }
+}
+
+/// A table that has been checked, borrowed from the receive buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct Table<'a> {
+    regions: &'a [u8],
+    entries: &'a [u8],
+    total: u64,
+}
+
+impl<'a> Table<'a> {
+    /// Reads the table of a frame with this header. `bytes` must be exactly
+    /// [`Header::table_bytes`] long.
+    ///
+    /// # Errors
+    /// The sender broke the protocol: wrong length, an entry of no bytes, an entry of a region that
+    /// is not in the table, an address that overflows, or lengths that do not add up.
+    pub fn decode(header: &Header, bytes: &'a [u8]) -> Result<Self, FrameError> {
+        if bytes.len() != header.table_bytes() {
+            return Err(FrameError::TableLength {
+                expected: header.table_bytes(),
+                found: bytes.len(),
+            });
+        }
+        let (regions, entries) = bytes.split_at(usize::from(header.regions) * REGION_BYTES);
+        let mut total = 0u64;
+        for entry in entries.chunks_exact(ENTRY_BYTES).map(Entry::decode) {
+            if entry.len == 0
+                || entry.region >= u32::from(header.regions)
+                || entry.address.checked_add(u64::from(entry.len)).is_none()
+            {
+                return Err(FrameError::BadEntry(entry));
+            }
+            // At most 512 entries of less than 4 GiB: no overflow.
+            total += u64::from(entry.len);
+        }
+        let expected = match header.kind {
+            Kind::Write | Kind::Read => header.payload,
+            Kind::Send if header.flags & FLAG_INLINE != 0 => header.payload,
+            _ => total,
+        };
+        if total != expected {
+            return Err(FrameError::BadTotal {
+                announced: expected,
+                found: total,
+            });
+        }
+        Ok(Self {
+            regions,
+            entries,
+            total,
+        })
+    }
+
+    /// The region keys, in the order in which entries refer to them.
+    pub fn regions(&self) -> impl ExactSizeIterator<Item = RegionKey> + 'a {
+        self.regions.chunks_exact(REGION_BYTES).map(|key| {
+            let mut bytes = [0; REGION_BYTES];
+            bytes.copy_from_slice(key);
+            RegionKey(bytes)
+        })
+    }
+
+    /// The ranges, in payload order.
+    pub fn entries(&self) -> impl ExactSizeIterator<Item = Entry> + 'a {
+        self.entries.chunks_exact(ENTRY_BYTES).map(Entry::decode)
+    }
+
+    /// The sum of the lengths of all entries.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+}
+
+/// The sender of a frame broke the protocol.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// The first byte is no kind that this version knows.
+    #[error("frame of unknown kind {0}")]
+    UnknownKind(u8),
+    /// A size is over its limit, or a section is there that this kind does not have.
+    #[error(
+        "{kind:?} frame with impossible sizes: {regions} regions, {entries} entries, \
+         {extra} extra bytes, {payload} payload bytes"
+    )]
+    BadSize {
+        /// The frame's kind.
+        kind: Kind,
+        /// Regions announced.
+        regions: u16,
+        /// Entries announced.
+        entries: u32,
+        /// Extra bytes announced.
+        extra: u32,
+        /// Payload bytes announced.
+        payload: u64,
+    },
+    /// The bytes given are not the table that the header announced.
+    #[error("table of {found} bytes where the header announced {expected}")]
+    TableLength {
+        /// Bytes the header announced.
+        expected: usize,
+        /// Bytes given.
+        found: usize,
+    },
+    /// An entry is empty, overflows, or names a region that the table does not have.
+    #[error("table entry is impossible: {0:?}")]
+    BadEntry(Entry),
+    /// The entries do not cover the payload.
+    #[error("table covers {found} bytes where the header announced {announced}")]
+    BadTotal {
+        /// Bytes the header announced.
+        announced: u64,
+        /// Bytes the entries cover.
+        found: u64,
+    },
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+    use proptest::prelude::*;
+
+    fn encoded(header: &Header) -> [u8; HEADER_BYTES] {
+        let mut out = Vec::new();
+        header.encode(&mut out);
+        out.try_into().expect("a header has HEADER_BYTES bytes")
+    }
+
+    fn any_entries() -> impl Strategy<Value = Vec<Entry>> {
+        prop::collection::vec(
+            (0..u64::MAX / 2, 1..100_000u32, 0..3u32).prop_map(|(address, len, region)| Entry {
+                address,
+                len,
+                region,
+            }),
+            1..200,
+        )
+    }
+
+    fn table_of(entries: &[Entry]) -> Vec<u8> {
+        let mut table = vec![7; 3 * REGION_BYTES];
+        entries.iter().for_each(|e| e.encode(&mut table));
+        table
+    }
+
+    fn write_header(entries: &[Entry]) -> Header {
+        Header {
+            regions: 3,
+            entries: entries.len() as u32,
+            payload: entries.iter().map(|e| u64::from(e.len)).sum(),
+            ..Header::new(Kind::Write, 9)
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn write_frames_survive_the_wire(entries in any_entries(), seq: u32, transfer: u64) {
+            let header = Header { seq, transfer, ..write_header(&entries) };
+            prop_assert_eq!(Header::decode(&encoded(&header)).unwrap(), header);
+            let bytes = table_of(&entries);
+            let table = Table::decode(&header, &bytes).unwrap();
+            prop_assert_eq!(table.entries().collect::<Vec<_>>(), entries);
+            prop_assert_eq!(table.regions().len(), 3);
+            prop_assert_eq!(table.total(), header.payload);
+        }
+
+        #[test]
+        fn no_header_makes_the_decoder_promise_more_than_its_limits(bytes: [u8; HEADER_BYTES]) {
+            if let Ok(header) = Header::decode(&bytes) {
+                prop_assert!(header.table_bytes() <= MAX_TABLE_BYTES);
+                prop_assert!(header.extra as usize <= MAX_EXTRA_BYTES);
+                prop_assert!(header.payload <= MAX_CHUNK_BYTES.max(MAX_NOTIFICATION_BYTES));
+                prop_assert_eq!(encoded(&header), bytes);
+            }
+        }
+
+        #[test]
+        fn a_flipped_bit_in_a_table_is_refused_or_stays_within_the_frame(
+            entries in any_entries(), at: prop::sample::Index, bit in 0..8u8
+        ) {
+            let header = write_header(&entries);
+            let mut bytes = table_of(&entries);
+            let at = at.index(bytes.len());
+            bytes[at] ^= 1 << bit;
+            if let Ok(table) = Table::decode(&header, &bytes) {
+                let mut total = 0;
+                for entry in table.entries() {
+                    prop_assert!(entry.address.checked_add(u64::from(entry.len)).is_some());
+                    prop_assert!(entry.region < 3);
+                    total += u64::from(entry.len);
+                }
+                prop_assert_eq!(total, header.payload);
+            }
+        }
+    }
+
+    #[test]
+    fn limits_are_exact() {
+        let full = (MAX_TABLE_BYTES - REGION_BYTES) / ENTRY_BYTES;
+        let mut header = Header {
+            regions: 1,
+            entries: full as u32,
+            payload: full as u64,
+            ..Header::new(Kind::Write, 1)
+        };
+        assert!(Header::decode(&encoded(&header)).is_ok());
+        header.entries += 1;
+        assert!(matches!(
+            Header::decode(&encoded(&header)),
+            Err(FrameError::BadSize { .. })
+        ));
+
+        let mut chunk = Header {
+            payload: MAX_CHUNK_BYTES,
+            ..Header::new(Kind::Data, 1)
+        };
+        assert!(Header::decode(&encoded(&chunk)).is_ok());
+        chunk.payload += 1;
+        assert!(Header::decode(&encoded(&chunk)).is_err());
+    }
+
+    #[test]
+    fn kinds_without_a_table_refuse_one() {
+        for kind in [
+            Kind::Ack,
+            Kind::Data,
+            Kind::Notify,
+            Kind::Ping,
+            Kind::Pong,
+            Kind::Goodbye,
+        ] {
+            let header = Header {
+                regions: 1,
+                entries: 1,
+                ..Header::new(kind, 1)
+            };
+            assert!(Header::decode(&encoded(&header)).is_err(), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn entries_that_overflow_or_are_empty_are_refused() {
+        for entry in [
+            Entry {
+                address: u64::MAX,
+                len: 1,
+                region: 0,
+            },
+            Entry {
+                address: 0,
+                len: 0,
+                region: 0,
+            },
+            Entry {
+                address: 0,
+                len: 1,
+                region: 3,
+            },
+        ] {
+            let header = Header {
+                payload: u64::from(entry.len),
+                ..write_header(&[entry])
+            };
+            let bytes = table_of(&[entry]);
+            assert_eq!(
+                Table::decode(&header, &bytes).unwrap_err(),
+                FrameError::BadEntry(entry)
+            );
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! How a TCP stream becomes an authenticated lane.
+//!
+//! ```text
+//!   client                                                             server
+//!     │  ClientHello   who I am, whom I want, which lane, nonce          │
+//!     ├─────────────────────────────────────────────────────────────────►│
+//!     │  ServerHello   version and features chosen, nonce, server's tag  │
+//!     │◄─────────────────────────────────────────────────────────────────┤
+//!     │  ClientProof   owner tag, client's tag                           │
+//!     ├─────────────────────────────────────────────────────────────────►│
+//!     │  ServerReady                                                     │
+//!     │◄─────────────────────────────────────────────────────────────────┤
+//!     │  frames, both ways                                               │
+//! ```
+//!
+//! Either side may send a Reject in place of its next message and is finished then.
+//!
+//! **What it proves.** Both sides know the *server's* secret, which is in the server's
+//! [`ConnectionInfo`]: whoever was not given the info can play neither part. A tag is the last field
+//! of its message and covers every byte of the handshake before it, both nonces included, so nothing
+//! can be altered, replayed or sent back. The server proves itself first; a client sends no proof to
+//! a stranger. The owner tag is made with the *client's* secret: a server that also holds the
+//! client's connection info can check with [`Established::is_owned_by`] that the client did not
+//! merely claim another session's identity.
+//!
+//! **What it does not do.** The lane is not encrypted, and whoever sits on the path can take it over
+//! after the handshake. [`Features::ENCRYPTION`] is reserved for a layer that changes this.
+//!
+//! **How to drive it.** [`Client`] and [`Server`] do no I/O. Feed what was received to `handle`,
+//! drop as many bytes as it consumed, keep the rest and feed it again with more behind it; send what
+//! `poll_transmit` returns, also after an error. Neither ever consumes a byte past the handshake. A
+//! deadline is the caller's business, as is the size of its buffer: [`MAX_HANDSHAKE_BYTES`] will do.
+//!
+//! ```
+//! # use core::num::NonZeroU32;
+//! # use tcpx_proto::handshake::*;
+//! # use tcpx_proto::info::*;
+//! # let identity = |name, id| Identity {
+//! #     name: Name::new(name).unwrap(),
+//! #     id: SessionId([id; 16]),
+//! #     secret: Secret::new([id; 32]),
+//! # };
+//! # let Identity { name, id, secret } = identity("decode-0", 1);
+//! # let target = vec!["127.0.0.1:7000".parse().unwrap()];
+//! # let target = ConnectionInfo::new(name, id, secret, target).unwrap();
+//! let window = NonZeroU32::new(16).unwrap();
+//! let mut client = Client::new(ClientConfig {
+//!     identity: identity("prefill-0", 0),
+//!     target: &target, // carried over by the application
+//!     lane: LaneHello::new(7, 0, 1, window)?,
+//!     features: Features::NONE,
+//!     nonce: [3; 32], // random in real life
+//! });
+//! let mut server = Server::new(ServerConfig {
+//!     identity: identity("decode-0", 1),
+//!     window,
+//!     features: Features::NONE,
+//!     nonce: [4; 32],
+//! });
+//!
+//! // The network is perfect here: every message arrives whole and alone.
+//! while client.established().is_none() {
+//!     if let Some(bytes) = client.poll_transmit() {
+//!         server.handle(&bytes)?;
+//!     }
+//!     if server.proven().is_some() {
+//!         server.accept()?;
+//!     }
+//!     if let Some(bytes) = server.poll_transmit() {
+//!         client.handle(&bytes)?;
+//!     }
+//! }
+//! assert_eq!(server.into_established().unwrap().peer_name.as_str(), "prefill-0");
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
+
+mod client;
+mod config;
+mod hello;
+mod message;
+mod proof;
+mod server;
+#[cfg(test)]
+mod tests;
+
+use core::num::NonZeroU32;
+
+pub use self::client::{Client, ClientConfig};
+pub use self::config::{Features, Identity, LaneError, LaneHello, NONCE_LEN, Nonce};
+pub use self::message::{MessageError, MessageKind, RejectCode};
+pub use self::proof::OwnerProof;
+pub use self::server::{Server, ServerConfig};
+use crate::info::{ConnectionInfo, Name, SessionId};
+
+/// The protocol version that this build prefers.
+pub const VERSION: u16 = 1;
+/// The oldest protocol version that this build still speaks.
+pub const MIN_VERSION: u16 = 1;
+
+/// How much input one unauthenticated connection can ever make the caller buffer.
+///
+/// No message is longer than this, and `handle` consumes a message as soon as it is whole: with a
+/// receive buffer of this size a handshake always moves on or fails. The machines themselves keep
+/// a peer's name (at most 255 bytes) and otherwise a fixed few hundred bytes.
+pub const MAX_HANDSHAKE_BYTES: usize = 1024;
+
+/// What a finished handshake has agreed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Established {
+    /// What the peer calls itself.
+    pub peer_name: Name,
+    /// Which session the peer is. A client knows this for sure; a server has only the client's word
+    /// unless [`is_owned_by`](Self::is_owned_by) holds.
+    pub peer_id: SessionId,
+    /// The protocol version of the frames to come.
+    pub version: u16,
+    /// What both sides offered.
+    pub features: Features,
+    /// The client's number for the connection to which this lane belongs.
+    pub connection: u64,
+    /// Which lane of the connection this is: `lane < lanes`.
+    pub lane: u16,
+    /// How many lanes the connection is going to have.
+    pub lanes: u16,
+    /// How many chunks the peer lets us keep in flight on this lane.
+    pub peer_window: NonZeroU32,
+    /// What the client presented to show that it owns `peer_id`. Servers have one, clients do not:
+    /// to them the server has proven itself already.
+    pub owner: Option<OwnerProof>,
+}
+
+impl Established {
+    /// Whether the peer proved to a server that it knows the secret of the session `info`.
+    ///
+    /// Any holder of `info` knows that secret: this tells a session from strangers, and from peers
+    /// that were given other infos only.
+    #[must_use]
+    pub fn is_owned_by(&self, info: &ConnectionInfo) -> bool {
+        let proven = self
+            .owner
+            .as_ref()
+            .is_some_and(|owner| owner.verify(info.secret()));
+        proven && self.peer_id == info.id()
+    }
+}
+
+/// Why a handshake failed. The first word says who must act.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HandshakeError {
+    /// The peer's bytes are no handshake message. Typical cause: something that is not tcpx
+    /// connected to the port, or the port belongs to something that is not tcpx.
+    #[error("the peer sent no valid handshake message: {0}")]
+    PeerMessageMalformed(#[from] MessageError),
+
+    /// The peer sent a message that has no place here.
+    #[error("the peer sent {found} where {expected} belongs")]
+    PeerMessageUnexpected {
+        /// What arrived.
+        found: MessageKind,
+        /// What was due.
+        expected: MessageKind,
+    },
+
+    /// The client speaks only versions that this build does not.
+    #[error(
+        "the peer speaks protocol versions {min} to {max}, this build speaks {MIN_VERSION} to \
+         {VERSION}: run the same release on both sides"
+    )]
+    PeerVersionUnsupported {
+        /// The client's oldest version.
+        min: u16,
+        /// The client's newest version.
+        max: u16,
+    },
+
+    /// The client wants a session that is not this one. Typical cause: its connection info is from
+    /// an earlier process that listened on the same port.
+    #[error("the peer asked for session {asked}, which is not here: its connection info is stale")]
+    PeerTargetUnknown {
+        /// The session that the client asked for.
+        asked: SessionId,
+    },
+
+    /// The peer's tag is wrong: it does not know the secret, or somebody altered the handshake.
+    #[error("the peer does not know the secret of the connection info")]
+    PeerProofWrong,
+
+    /// The peer refused to go on.
+    #[error("the peer refused the connection: {code}")]
+    PeerRejected {
+        /// The reason that it gave.
+        code: RejectCode,
+    },
+
+    /// This side refused to go on: [`Server::reject`] was called.
+    #[error("this side refused the connection: {code}")]
+    CallerRejected {
+        /// The reason that was given.
+        code: RejectCode,
+    },
+
+    /// [`Server::accept`] was called although the client has not proven itself, or twice.
+    #[error("a client can be accepted once, after it has proven itself")]
+    CallerAcceptedUnproven,
+}
+
+impl HandshakeError {
+    /// What the peer is told; `None` where it knows already, or did nothing wrong.
+    fn reject_code(&self) -> Option<RejectCode> {
+        match self {
+            Self::PeerMessageMalformed(_) | Self::PeerMessageUnexpected { .. } => {
+                Some(RejectCode::BadMessage)
+            }
+            Self::PeerVersionUnsupported { .. } => Some(RejectCode::Version),
+            Self::PeerTargetUnknown { .. } => Some(RejectCode::UnknownSession),
+            Self::PeerProofWrong => Some(RejectCode::BadProof),
+            Self::CallerRejected { code } => Some(*code),
+            Self::PeerRejected { .. } | Self::CallerAcceptedUnproven => None,
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The two messages in which the sides introduce themselves.
+
+use alloc::vec::Vec;
+use core::num::NonZeroU32;
+
+use super::config::{Features, LaneHello, NONCE_LEN, Nonce};
+use super::message::{self, MessageError, MessageKind};
+use super::proof::TAG_LEN;
+use super::{HandshakeError, MIN_VERSION, VERSION};
+use crate::codec::{Reader, Writer};
+use crate::info::{Name, SessionId};
+
+/// Who the client is, whom it wants, which lane it opens. Its nonce matters only as a part of the
+/// transcript, so it is written but not kept.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ClientHello {
+    pub(super) id: SessionId,
+    pub(super) target: SessionId,
+    pub(super) lane: LaneHello,
+    pub(super) features: Features,
+    pub(super) name: Name,
+}
+
+impl ClientHello {
+    /// The version range: the one part of the body that every version understands.
+    pub(super) const VERSIONS_LEN: usize = 4;
+    /// Body of version 1 without the name.
+    pub(super) const FIXED_LEN: usize =
+        Self::VERSIONS_LEN + 2 * SessionId::LEN + 8 + 2 + 2 + 4 + 4 + NONCE_LEN + 1;
+
+    pub(super) fn encode(&self, nonce: &Nonce) -> Vec<u8> {
+        let name = self.name.as_str().as_bytes();
+        let mut out = message::start(MessageKind::ClientHello, Self::FIXED_LEN + name.len());
+        out.put_u16(MIN_VERSION);
+        out.put_u16(VERSION);
+        out.put_bytes(&self.id.0);
+        out.put_bytes(&self.target.0);
+        out.put_u64(self.lane.connection);
+        out.put_u16(self.lane.lane);
+        out.put_u16(self.lane.lanes);
+        out.put_u32(self.lane.window.get());
+        out.put_u32(self.features.bits());
+        out.put_bytes(nonce);
+        out.put_u8(self.name.len_u8());
+        out.put_bytes(name);
+        out
+    }
+
+    /// Reads a hello, and the newest version that both sides speak.
+    pub(super) fn decode(mut body: Reader<'_>) -> Result<(u16, Self), HandshakeError> {
+        let (min, max, version) = decode_versions(&mut body)?;
+        // Only now: what follows may look different in versions that this build does not speak.
+        let version = version.ok_or(HandshakeError::PeerVersionUnsupported { min, max })?;
+        let hello = Self::decode_fields(&mut body)?;
+        if max <= VERSION {
+            body.finish().map_err(MessageError::from)?;
+        }
+        // A newer client may have added fields for newer servers. The tags cover them too.
+        Ok((version, hello))
+    }
+
+    fn decode_fields(body: &mut Reader<'_>) -> Result<Self, MessageError> {
+        let id = SessionId(body.array()?);
+        let target = SessionId(body.array()?);
+        let connection = body.u64()?;
+        let lane = body.u16()?;
+        let lanes = body.u16()?;
+        let window = decode_window(body)?;
+        let lane = LaneHello::new(connection, lane, lanes, window)?;
+        let features = Features::from_bits(body.u32()?);
+        body.bytes(NONCE_LEN)?;
+        let name = decode_name(body)?;
+        Ok(Self {
+            id,
+            target,
+            lane,
+            features,
+            name,
+        })
+    }
+}
+
+/// Who the server is and what it has chosen. The tag at the end belongs to whoever knows the
+/// secret; see [`message::Message::split_tag`].
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ServerHello {
+    pub(super) version: u16,
+    pub(super) features: Features,
+    pub(super) window: NonZeroU32,
+    pub(super) name: Name,
+}
+
+impl ServerHello {
+    /// Body without the name.
+    pub(super) const FIXED_LEN: usize = 2 + 4 + 4 + NONCE_LEN + 1 + TAG_LEN;
+
+    /// Writes everything but the tag, which covers what is written here.
+    pub(super) fn encode_before_tag(&self, nonce: &Nonce) -> Vec<u8> {
+        let name = self.name.as_str().as_bytes();
+        let mut out = message::start(MessageKind::ServerHello, Self::FIXED_LEN + name.len());
+        out.put_u16(self.version);
+        out.put_u32(self.features.bits());
+        out.put_u32(self.window.get());
+        out.put_bytes(nonce);
+        out.put_u8(self.name.len_u8());
+        out.put_bytes(name);
+        out
+    }
+
+    /// Reads an answer to an offer of `offered`.
+    pub(super) fn decode(mut body: Reader<'_>, offered: Features) -> Result<Self, MessageError> {
+        let version = body.u16()?;
+        if !(MIN_VERSION..=VERSION).contains(&version) {
+            return Err(MessageError::VersionNotOffered { chosen: version });
+        }
+        let features = Features::from_bits(body.u32()?);
+        if !offered.contains(features) {
+            let (chosen, offered) = (features.bits(), offered.bits());
+            return Err(MessageError::FeaturesNotOffered { chosen, offered });
+        }
+        let window = decode_window(&mut body)?;
+        body.bytes(NONCE_LEN)?;
+        let name = decode_name(&mut body)?;
+        body.bytes(TAG_LEN)?;
+        body.finish()?;
+        Ok(Self {
+            version,
+            features,
+            window,
+            name,
+        })
+    }
+}
+
+/// Reads the client's range and finds the newest version in it that this build speaks.
+fn decode_versions(body: &mut Reader<'_>) -> Result<(u16, u16, Option<u16>), MessageError> {
+    let min = body.u16()?;
+    let max = body.u16()?;
+    if min > max {
+        return Err(MessageError::VersionRangeEmpty { min, max });
+    }
+    let newest = max.min(VERSION);
+    Ok((min, max, (newest >= min.max(MIN_VERSION)).then_some(newest)))
+}
+
+fn decode_window(body: &mut Reader<'_>) -> Result<NonZeroU32, MessageError> {
+    NonZeroU32::new(body.u32()?).ok_or(MessageError::WindowZero)
+}
+
+fn decode_name(body: &mut Reader<'_>) -> Result<Name, MessageError> {
+    let len = usize::from(body.u8()?);
+    Ok(Name::decode(body.bytes(len)?)?)
+}

@@ -1,0 +1,289 @@
+//! What all messages have in common: kinds, limits, framing. `docs/wire-protocol.md` has the same as tables.
+
+use alloc::vec::Vec;
+use core::fmt;
+use core::ops::RangeInclusive;
+
+use super::config::LaneError;
+use super::hello::{ClientHello, ServerHello};
+use super::proof::{TAG_LEN, Tag};
+use super::{HandshakeError, MAX_HANDSHAKE_BYTES, MIN_VERSION, VERSION};
+use crate::codec::{CodecError, Reader, Writer};
+use crate::info::{Name, NameError};
+
+/// First bytes of every message.
+pub(super) const MAGIC: [u8; 4] = *b"TCPX";
+/// Magic, kind, a reserved byte, length of the body.
+pub(super) const HEADER_LEN: usize = 8;
+
+/// Which message it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum MessageKind {
+    /// The client's first message.
+    ClientHello = 1,
+    /// The server's answer, which proves the server.
+    ServerHello = 2,
+    /// The client's answer, which proves the client.
+    ClientProof = 3,
+    /// The server's last message: frames follow.
+    ServerReady = 4,
+    /// Either side's last message: nothing follows.
+    Reject = 5,
+}
+
+impl MessageKind {
+    fn from_wire(byte: u8) -> Option<Self> {
+        Some(match byte {
+            1 => Self::ClientHello,
+            2 => Self::ServerHello,
+            3 => Self::ClientProof,
+            4 => Self::ServerReady,
+            5 => Self::Reject,
+            _ => return None,
+        })
+    }
+
+    /// How long a body may be, known before any of it has arrived.
+    const fn body_len(self) -> RangeInclusive<usize> {
+        match self {
+            // Later versions may add fields behind those of version 1.
+            Self::ClientHello => ClientHello::VERSIONS_LEN..=MAX_HANDSHAKE_BYTES - HEADER_LEN,
+            Self::ServerHello => {
+                ServerHello::FIXED_LEN + 1..=ServerHello::FIXED_LEN + Name::MAX_LEN
+            }
+            Self::ClientProof => 2 * TAG_LEN..=2 * TAG_LEN,
+            Self::ServerReady => 0..=0,
+            Self::Reject => 2..=2,
+        }
+    }
+}
+
+impl fmt::Display for MessageKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// Why one side refused to go on. Travels as a `u16`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RejectCode {
+    /// No protocol version in common.
+    Version,
+    /// The session that was asked for is not here.
+    UnknownSession,
+    /// A tag is wrong.
+    BadProof,
+    /// There are as many connections or lanes as this session takes.
+    TooMany,
+    /// The session is closing.
+    Closing,
+    /// A message is malformed or out of place.
+    BadMessage,
+    /// A reason that this build does not know.
+    Other(u16),
+}
+
+impl RejectCode {
+    fn from_wire(code: u16) -> Self {
+        match code {
+            1 => Self::Version,
+            2 => Self::UnknownSession,
+            3 => Self::BadProof,
+            4 => Self::TooMany,
+            5 => Self::Closing,
+            6 => Self::BadMessage,
+            other => Self::Other(other),
+        }
+    }
+
+    fn to_wire(self) -> u16 {
+        match self {
+            Self::Version => 1,
+            Self::UnknownSession => 2,
+            Self::BadProof => 3,
+            Self::TooMany => 4,
+            Self::Closing => 5,
+            Self::BadMessage => 6,
+            Self::Other(code) => code,
+        }
+    }
+}
+
+impl fmt::Display for RejectCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Version => "no protocol version in common",
+            Self::UnknownSession => "that session is not there, its connection info is stale",
+            Self::BadProof => "the proof is wrong, the connection info does not fit",
+            Self::TooMany => "too many connections",
+            Self::Closing => "the session is closing",
+            Self::BadMessage => "a handshake message was malformed",
+            Self::Other(code) => return write!(f, "reason {code}"),
+        })
+    }
+}
+
+/// Why bytes are no handshake message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MessageError {
+    /// The bytes do not start with `TCPX`.
+    #[error("it does not speak tcpx")]
+    MagicMissing,
+
+    /// No message has this kind.
+    #[error("message kind {found} is unknown")]
+    KindUnknown {
+        /// The kind that was found.
+        found: u8,
+    },
+
+    /// Fields are cut short, left over, or out of range.
+    #[error("its layout is wrong: {0}")]
+    LayoutWrong(#[from] CodecError),
+
+    /// The sender's name is none.
+    #[error(transparent)]
+    NameInvalid(#[from] NameError),
+
+    /// The oldest version is newer than the newest.
+    #[error("version range {min} to {max} is empty")]
+    VersionRangeEmpty {
+        /// Oldest version.
+        min: u16,
+        /// Newest version.
+        max: u16,
+    },
+
+    /// The lane's number is not below the number of lanes.
+    #[error(transparent)]
+    LaneInvalid(#[from] LaneError),
+
+    /// A window of zero chunks would let nothing through.
+    #[error("a window of 0 chunks lets nothing through")]
+    WindowZero,
+
+    /// The server chose a version that was not offered.
+    #[error("version {chosen} was chosen, {MIN_VERSION} to {VERSION} were offered")]
+    VersionNotOffered {
+        /// The server's choice.
+        chosen: u16,
+    },
+
+    /// The server chose a feature that was not offered.
+    #[error("features {chosen:#x} were chosen, {offered:#x} were offered")]
+    FeaturesNotOffered {
+        /// The server's choice.
+        chosen: u32,
+        /// What it had to choose from.
+        offered: u32,
+    },
+}
+
+/// A whole message as it was received; the body is not decoded yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Message<'a> {
+    pub(super) kind: MessageKind,
+    /// Header and body.
+    pub(super) bytes: &'a [u8],
+}
+
+impl<'a> Message<'a> {
+    /// Takes the first message of `input`, which must be `expected` or a Reject; `None` while it is
+    /// not whole. What cannot become such a message is refused at the first byte that shows it,
+    /// so that nothing is buffered for it.
+    pub(super) fn next(
+        input: &'a [u8],
+        expected: MessageKind,
+    ) -> Result<Option<Self>, HandshakeError> {
+        if input
+            .iter()
+            .zip(&MAGIC)
+            .any(|(found, magic)| found != magic)
+        {
+            return Err(MessageError::MagicMissing.into());
+        }
+        let Some(header) = input.get(..HEADER_LEN) else {
+            return Ok(None);
+        };
+        let mut reader = Reader::new(&header[MAGIC.len()..]);
+        let (kind, body_len) = decode_header(&mut reader)?;
+        if kind != expected && kind != MessageKind::Reject {
+            return Err(HandshakeError::PeerMessageUnexpected {
+                found: kind,
+                expected,
+            });
+        }
+        Ok(input
+            .get(..HEADER_LEN + body_len)
+            .map(|bytes| Self { kind, bytes }))
+    }
+
+    /// The message without its header.
+    pub(super) fn body(&self) -> Reader<'a> {
+        Reader::new(self.bytes.get(HEADER_LEN..).unwrap_or_default())
+    }
+
+    /// Splits off the tag at the end: what it covers of the message, and the tag.
+    pub(super) fn split_tag(&self) -> Result<(&'a [u8], &'a Tag), MessageError> {
+        let short = CodecError::Truncated {
+            needed: TAG_LEN,
+            left: self.bytes.len(),
+        };
+        Ok(self.bytes.split_last_chunk().ok_or(short)?)
+    }
+
+    /// The reason that a Reject gives.
+    pub(super) fn reject_code(&self) -> Result<RejectCode, MessageError> {
+        Ok(RejectCode::from_wire(self.body().u16()?))
+    }
+}
+
+/// Reads what follows the magic; the length of the body is within the limits of its kind.
+fn decode_header(reader: &mut Reader<'_>) -> Result<(MessageKind, usize), MessageError> {
+    let kind = reader.u8()?;
+    let Some(kind) = MessageKind::from_wire(kind) else {
+        return Err(MessageError::KindUnknown { found: kind });
+    };
+    reader.reserved()?;
+    let len = usize::from(reader.u16()?);
+    let (min, max) = kind.body_len().into_inner();
+    if len < min || len > max {
+        return Err(CodecError::LengthOutOfRange { len, min, max }.into());
+    }
+    Ok((kind, len))
+}
+
+/// Starts a message whose body will have `body_len` bytes.
+pub(super) fn start(kind: MessageKind, body_len: usize) -> Vec<u8> {
+    debug_assert!(kind.body_len().contains(&body_len));
+    let mut out = Vec::with_capacity(HEADER_LEN + body_len);
+    out.put_bytes(&MAGIC);
+    out.put_u8(kind as u8);
+    out.put_u8(0);
+    // Never cut: bodies are shorter than MAX_HANDSHAKE_BYTES.
+    out.put_u16(body_len as u16);
+    out
+}
+
+/// A ClientProof without the client's tag, which covers what is there.
+pub(super) fn proof_before_tag(owner: &Tag) -> Vec<u8> {
+    let mut out = start(MessageKind::ClientProof, 2 * TAG_LEN);
+    out.put_bytes(owner);
+    out
+}
+
+/// A whole ServerReady.
+pub(super) fn ready() -> Vec<u8> {
+    start(MessageKind::ServerReady, 0)
+}
+
+/// A whole Reject.
+pub(super) fn reject(code: RejectCode) -> Vec<u8> {
+    let mut out = start(MessageKind::Reject, 2);
+    out.put_u16(code.to_wire());
+    out
+}

@@ -1,0 +1,145 @@
+//! What the tags cover and how they are made.
+
+use core::fmt;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::{Digest, Sha256};
+
+use crate::secret::Secret;
+
+/// Size of a tag and of a transcript hash in bytes.
+pub(super) const TAG_LEN: usize = 32;
+
+/// HMAC-SHA256 over a label and the hash of a transcript.
+pub(super) type Tag = [u8; TAG_LEN];
+
+/// Which tag it is. Both sides know the server's secret: without labels one side's tag could be
+/// sent back to it as the other's.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Label {
+    Server,
+    Client,
+    Owner,
+}
+
+impl Label {
+    const fn bytes(self) -> &'static [u8] {
+        match self {
+            Self::Server => b"tcpx server",
+            Self::Client => b"tcpx client",
+            Self::Owner => b"tcpx owner",
+        }
+    }
+}
+
+/// Every handshake byte so far, in the order of travel, hashed as it comes: nothing is kept.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Transcript(Sha256);
+
+impl Transcript {
+    pub(super) fn add(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    pub(super) fn hash(&self) -> [u8; TAG_LEN] {
+        self.0.clone().finalize().into()
+    }
+
+    pub(super) fn tag(&self, secret: &Secret, label: Label) -> Tag {
+        mac(secret, label, &self.hash())
+            .finalize()
+            .into_bytes()
+            .into()
+    }
+
+    /// Whether `tag` fits; takes the same time wherever it differs.
+    pub(super) fn verify(&self, secret: &Secret, label: Label, tag: &Tag) -> bool {
+        mac(secret, label, &self.hash()).verify_slice(tag).is_ok()
+    }
+}
+
+fn mac(secret: &Secret, label: Label, transcript: &[u8; TAG_LEN]) -> Hmac<Sha256> {
+    // HMAC pads a short key with zeros to the hash's block; done here, making the MAC cannot fail.
+    let mut key = [0; 64];
+    key[..Secret::LEN].copy_from_slice(secret.expose());
+    let mut mac = Hmac::new(&key.into());
+    mac.update(label.bytes());
+    mac.update(transcript);
+    mac
+}
+
+/// What a client presented to show that it owns the identity it claims.
+///
+/// It can be checked at any later time, for instance when the application adds the client's
+/// connection info after the client has connected.
+#[derive(Clone, PartialEq, Eq)]
+pub struct OwnerProof {
+    /// SHA-256 of the ClientHello and the ServerHello of this handshake.
+    pub transcript: [u8; TAG_LEN],
+    /// What the client made of it with its own secret, or any other bytes if it does not know it.
+    pub tag: [u8; TAG_LEN],
+}
+
+impl OwnerProof {
+    /// Whether the client knows `secret`.
+    ///
+    /// `secret` must be that of the session that the client claims to be: prefer
+    /// [`Established::is_owned_by`](super::Established::is_owned_by), which checks this too.
+    #[must_use]
+    pub fn verify(&self, secret: &Secret) -> bool {
+        mac(secret, Label::Owner, &self.transcript)
+            .verify_slice(&self.tag)
+            .is_ok()
+    }
+}
+
+impl fmt::Debug for OwnerProof {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OwnerProof(..)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// RFC 4231 test case 1 has a key of 20 bytes; padding it to 32 with zeros changes nothing.
+    /// Its message cannot be made of a label and a hash, so this compares with plain HMAC.
+    #[test]
+    fn a_tag_is_plain_hmac_sha256() {
+        let secret = Secret::new([0x0b; 32]);
+        let mut transcript = Transcript::default();
+        transcript.add(b"Hi ");
+        transcript.add(b"There");
+        let mut plain = <Hmac<Sha256> as KeyInit>::new_from_slice(&[0x0b; 32]).unwrap();
+        plain.update(b"tcpx server");
+        plain.update(&Sha256::digest(b"Hi There"));
+        let tag = transcript.tag(&secret, Label::Server);
+        assert_eq!(tag[..], plain.finalize().into_bytes()[..]);
+        assert!(transcript.verify(&secret, Label::Server, &tag));
+        assert!(!transcript.verify(&secret, Label::Client, &tag));
+        assert!(!transcript.verify(&Secret::new([0x0c; 32]), Label::Server, &tag));
+        transcript.add(b"!");
+        assert!(!transcript.verify(&secret, Label::Server, &tag));
+    }
+
+    #[test]
+    fn an_owner_proof_needs_the_owners_secret() {
+        let secret = Secret::new([1; 32]);
+        let mut transcript = Transcript::default();
+        transcript.add(b"hello");
+        let proof = OwnerProof {
+            transcript: transcript.hash(),
+            tag: transcript.tag(&secret, Label::Owner),
+        };
+        assert!(proof.verify(&secret));
+        assert!(!proof.verify(&Secret::new([2; 32])));
+        assert!(
+            !OwnerProof {
+                transcript: [0; 32],
+                ..proof
+            }
+            .verify(&secret)
+        );
+    }
+}

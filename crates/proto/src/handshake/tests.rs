@@ -1,0 +1,299 @@
+//! Honest handshakes. Dishonest ones are in `adversary`, the transition table in `table`.
+
+mod adversary;
+mod table;
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::num::NonZeroU32;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::secret::Secret;
+
+const FRAMES: &[u8] = b"TCPX\x05\0\x02\0frames, of which the first looks like a Reject";
+
+fn identity(seed: u8) -> Identity {
+    Identity {
+        name: Name::new(["client", "server", "third"][usize::from(seed % 3)]).unwrap(),
+        id: SessionId([seed; 16]),
+        secret: Secret::new([seed + 100; 32]),
+    }
+}
+
+fn info_of(identity: &Identity) -> ConnectionInfo {
+    let Identity { name, id, secret } = identity.clone();
+    ConnectionInfo::new(name, id, secret, vec!["127.0.0.1:7000".parse().unwrap()]).unwrap()
+}
+
+const CLIENT: u8 = 0;
+const SERVER: u8 = 1;
+const THIRD: u8 = 2;
+
+fn window(chunks: u32) -> NonZeroU32 {
+    NonZeroU32::new(chunks).unwrap()
+}
+
+/// A client that opens lane 2 of 4 to the session `target`.
+fn client_to(target: &ConnectionInfo, nonce: u8) -> Client {
+    Client::new(ClientConfig {
+        identity: identity(CLIENT),
+        target,
+        lane: LaneHello::new(77, 2, 4, window(8)).unwrap(),
+        features: Features::from_bits(0b0111),
+        nonce: [nonce; NONCE_LEN],
+    })
+}
+
+fn client() -> Client {
+    client_to(&info_of(&identity(SERVER)), 0xc1)
+}
+
+fn server_as(identity: Identity, nonce: u8) -> Server {
+    Server::new(ServerConfig {
+        identity,
+        window: window(16),
+        features: Features::from_bits(0b1011),
+        nonce: [nonce; NONCE_LEN],
+    })
+}
+
+fn server() -> Server {
+    server_as(identity(SERVER), 0x51)
+}
+
+/// The four messages of an honest handshake.
+struct Honest {
+    hello: Vec<u8>,
+    server_hello: Vec<u8>,
+    proof: Vec<u8>,
+    ready: Vec<u8>,
+}
+
+impl Honest {
+    fn between(mut client: Client, mut server: Server) -> Self {
+        let hello = client.poll_transmit().unwrap();
+        assert_eq!(server.handle(&hello), Ok(hello.len()));
+        let server_hello = server.poll_transmit().unwrap();
+        assert_eq!(client.handle(&server_hello), Ok(server_hello.len()));
+        let proof = client.poll_transmit().unwrap();
+        assert_eq!(server.handle(&proof), Ok(proof.len()));
+        server.accept().unwrap();
+        let ready = server.poll_transmit().unwrap();
+        assert_eq!(client.handle(&ready), Ok(ready.len()));
+        assert!(client.established().is_some() && server.established().is_some());
+        assert!(client.poll_transmit().is_none() && server.poll_transmit().is_none());
+        Self {
+            hello,
+            server_hello,
+            proof,
+            ready,
+        }
+    }
+
+    fn new() -> Self {
+        Self::between(client(), server())
+    }
+}
+
+/// The code of a message that must be one Reject.
+fn reject_code(bytes: Option<Vec<u8>>) -> RejectCode {
+    let bytes = bytes.expect("a Reject");
+    let message = message::Message::next(&bytes, MessageKind::Reject)
+        .unwrap()
+        .unwrap();
+    assert_eq!(message.bytes.len(), bytes.len(), "one message");
+    message.reject_code().unwrap()
+}
+
+/// Feeds `input` in pieces as a socket would deliver it, and returns what was not consumed.
+fn feed<E>(
+    input: &[u8],
+    sizes: impl IntoIterator<Item = usize>,
+    mut handle: impl FnMut(&[u8]) -> Result<usize, E>,
+) -> Result<Vec<u8>, E> {
+    let mut kept = Vec::new();
+    let mut rest = input;
+    let mut sizes = sizes.into_iter();
+    while !rest.is_empty() {
+        let size = sizes.next().unwrap_or(usize::MAX).min(rest.len());
+        kept.extend(&rest[..size]);
+        rest = &rest[size..];
+        let consumed = handle(&kept)?;
+        kept.drain(..consumed);
+    }
+    Ok(kept)
+}
+
+#[test]
+fn both_sides_agree() {
+    let (mut client, mut server) = (client(), server());
+    server.handle(&client.poll_transmit().unwrap()).unwrap();
+    client.handle(&server.poll_transmit().unwrap()).unwrap();
+    server.handle(&client.poll_transmit().unwrap()).unwrap();
+    assert_eq!(
+        client.established(),
+        None,
+        "the server has not answered yet"
+    );
+    assert_eq!(
+        server.established(),
+        None,
+        "the caller has not answered yet"
+    );
+    let proven = server.proven().unwrap().clone();
+    server.accept().unwrap();
+    assert_eq!(server.proven(), None);
+    client.handle(&server.poll_transmit().unwrap()).unwrap();
+
+    let at_server = server.into_established().unwrap();
+    assert_eq!(at_server, proven);
+    assert_eq!(at_server.peer_name.as_str(), "client");
+    assert_eq!(at_server.peer_id, identity(CLIENT).id);
+    assert_eq!(at_server.peer_window, window(8));
+    let at_client = client.into_established().unwrap();
+    assert_eq!(at_client.peer_name.as_str(), "server");
+    assert_eq!(at_client.peer_id, identity(SERVER).id);
+    assert_eq!(at_client.peer_window, window(16));
+    assert_eq!(at_client.owner, None);
+    for side in [at_client, at_server] {
+        assert_eq!((side.version, side.features.bits()), (VERSION, 0b0010));
+        assert_eq!((side.connection, side.lane, side.lanes), (77, 2, 4));
+    }
+}
+
+#[test]
+fn the_owner_is_known_by_its_secret() {
+    let (mut client, mut server) = (client(), server());
+    server.handle(&client.poll_transmit().unwrap()).unwrap();
+    client.handle(&server.poll_transmit().unwrap()).unwrap();
+    server.handle(&client.poll_transmit().unwrap()).unwrap();
+    let established = server.proven().unwrap();
+    let owner = established.owner.as_ref().unwrap();
+    assert!(owner.verify(&identity(CLIENT).secret));
+    assert!(!owner.verify(&identity(SERVER).secret));
+    assert!(established.is_owned_by(&info_of(&identity(CLIENT))));
+    assert!(!established.is_owned_by(&info_of(&identity(THIRD))));
+    let same_secret = Identity {
+        id: SessionId([9; 16]),
+        ..identity(CLIENT)
+    };
+    assert!(
+        !established.is_owned_by(&info_of(&same_secret)),
+        "another session's id"
+    );
+}
+
+#[test]
+fn a_session_can_connect_to_itself() {
+    let client = client_to(&info_of(&identity(CLIENT)), 1);
+    Honest::between(client, server_as(identity(CLIENT), 2));
+}
+
+#[test]
+fn the_longest_messages_fit_the_limit() {
+    let long = || Name::new("n".repeat(Name::MAX_LEN)).unwrap();
+    let at_server = Identity {
+        name: long(),
+        ..identity(SERVER)
+    };
+    let mut client = client_to(&info_of(&at_server), 1);
+    assert_eq!(client.poll_transmit().unwrap().len(), 8 + 89 + 6);
+    let client = Client::new(ClientConfig {
+        identity: Identity {
+            name: long(),
+            ..identity(CLIENT)
+        },
+        target: &info_of(&at_server),
+        lane: LaneHello::new(u64::MAX, 65534, 65535, NonZeroU32::MAX).unwrap(),
+        features: Features::NONE,
+        nonce: [1; NONCE_LEN],
+    });
+    let honest = Honest::between(client, server_as(at_server, 2));
+    assert_eq!(honest.hello.len(), 8 + 89 + 255);
+    assert_eq!(honest.server_hello.len(), 8 + 75 + 255);
+    assert_eq!(honest.proof.len(), 8 + 64);
+    assert_eq!(honest.ready.len(), 8);
+    assert!(honest.hello.len().max(honest.server_hello.len()) <= MAX_HANDSHAKE_BYTES);
+}
+
+#[test]
+fn a_cut_message_is_waited_for() {
+    let honest = Honest::new();
+    for len in 0..honest.hello.len() {
+        let mut server = server();
+        assert_eq!(server.handle(&honest.hello[..len]), Ok(0), "{len}");
+        assert_eq!(server.poll_transmit(), None, "{len}");
+    }
+    for len in 0..honest.server_hello.len() {
+        let mut client = client();
+        client.poll_transmit().unwrap();
+        assert_eq!(client.handle(&honest.server_hello[..len]), Ok(0), "{len}");
+        assert_eq!(
+            client.poll_transmit(),
+            None,
+            "no proof for a stranger: {len}"
+        );
+    }
+    for len in 0..honest.proof.len() {
+        let mut server = server();
+        server.handle(&honest.hello).unwrap();
+        assert_eq!(server.handle(&honest.proof[..len]), Ok(0), "{len}");
+        assert_eq!(server.proven(), None, "{len}");
+    }
+    for len in 0..honest.ready.len() {
+        let mut client = client();
+        client.handle(&honest.server_hello).unwrap();
+        assert_eq!(client.handle(&honest.ready[..len]), Ok(0), "{len}");
+        assert_eq!(client.established(), None, "{len}");
+    }
+}
+
+#[test]
+fn encryption_is_never_agreed_on() {
+    let all = Features::from_bits(u32::MAX);
+    let mut client = Client::new(ClientConfig {
+        identity: identity(CLIENT),
+        target: &info_of(&identity(SERVER)),
+        lane: LaneHello::new(1, 0, 1, window(1)).unwrap(),
+        features: all,
+        nonce: [1; NONCE_LEN],
+    });
+    let config = ServerConfig {
+        identity: identity(SERVER),
+        window: window(1),
+        features: all,
+        nonce: [2; NONCE_LEN],
+    };
+    // A client of the future that offers it all the same is answered without it.
+    let mut hello = client.poll_transmit().unwrap();
+    assert_eq!(hello[60..64], [0xfe, 0xff, 0xff, 0xff]);
+    hello[60] = 0xff;
+    let mut server = Server::new(config);
+    server.handle(&hello).unwrap();
+    let answer = server.poll_transmit().unwrap();
+    assert_eq!(answer[10..14], [0xfe, 0xff, 0xff, 0xff]);
+}
+
+proptest! {
+    #[test]
+    fn pieces_of_any_size_do(sizes in prop::collection::vec(1..40usize, 0..400), frames: bool) {
+        let (mut client, mut server) = (client(), server());
+        let pieces = || sizes.iter().copied().chain(core::iter::repeat(1));
+        let frames = if frames { FRAMES } else { &[] };
+
+        let hello = client.poll_transmit().unwrap();
+        prop_assert_eq!(feed(&hello, pieces(), |b| server.handle(b)), Ok(vec![]));
+        let answer = server.poll_transmit().unwrap();
+        prop_assert_eq!(feed(&answer, pieces(), |b| client.handle(b)), Ok(vec![]));
+        let proof = [&client.poll_transmit().unwrap(), frames].concat();
+        prop_assert_eq!(feed(&proof, pieces(), |b| server.handle(b)), Ok(frames.to_vec()));
+        server.accept().unwrap();
+        prop_assert_eq!(server.handle(frames), Ok(0));
+        let ready = [&server.poll_transmit().unwrap(), frames].concat();
+        prop_assert_eq!(feed(&ready, pieces(), |b| client.handle(b)), Ok(frames.to_vec()));
+        prop_assert_eq!(client.handle(frames), Ok(0));
+        prop_assert!(client.established().is_some());
+    }
+}

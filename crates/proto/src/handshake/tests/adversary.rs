@@ -1,0 +1,395 @@
+//! Peers that lie, replay, reflect, or send noise. None of them gets in.
+
+use super::*;
+use crate::handshake::message::{self, MAGIC};
+
+/// Runs a handshake in which `tamper` may change each message, and says how far it came.
+fn run(mut tamper: impl FnMut(MessageKind, &mut Vec<u8>)) -> (Client, Server) {
+    let (mut client, mut server) = (client(), server());
+    let mut hello = client.poll_transmit().unwrap();
+    tamper(MessageKind::ClientHello, &mut hello);
+    let _ = server.handle(&hello);
+    let mut answer = server.poll_transmit().unwrap_or_default();
+    tamper(MessageKind::ServerHello, &mut answer);
+    let _ = client.handle(&answer);
+    let mut proof = client.poll_transmit().unwrap_or_default();
+    tamper(MessageKind::ClientProof, &mut proof);
+    let _ = server.handle(&proof);
+    if server.proven().is_some() {
+        server.accept().unwrap();
+    }
+    let mut ready = server.poll_transmit().unwrap_or_default();
+    tamper(MessageKind::ServerReady, &mut ready);
+    let _ = client.handle(&ready);
+    (client, server)
+}
+
+#[test]
+fn no_flipped_bit_gets_in() {
+    let honest = Honest::new();
+    for (kind, len) in [
+        (MessageKind::ClientHello, honest.hello.len()),
+        (MessageKind::ServerHello, honest.server_hello.len()),
+        (MessageKind::ClientProof, honest.proof.len()),
+        (MessageKind::ServerReady, honest.ready.len()),
+    ] {
+        for bit in 0..len * 8 {
+            let (client, server) = run(|at, bytes| {
+                if at == kind {
+                    bytes[bit / 8] ^= 1 << (bit % 8);
+                }
+            });
+            assert_eq!(client.established(), None, "{kind} bit {bit}");
+            // Once accepted, a server cannot notice that its last message was altered.
+            let accepted = kind == MessageKind::ServerReady;
+            assert_eq!(server.established().is_some(), accepted, "{kind} bit {bit}");
+        }
+    }
+    let (client, server) = run(|_, _| {});
+    assert!(client.established().is_some() && server.established().is_some());
+}
+
+#[test]
+fn a_client_with_the_wrong_secret_is_turned_away() {
+    let wrong = Identity {
+        secret: Secret::new([0xee; 32]),
+        ..identity(SERVER)
+    };
+    // An honest client with a wrong info notices first: the server's tag does not fit.
+    let (mut client, mut server) = (client_to(&info_of(&wrong), 0xc1), server());
+    server.handle(&client.poll_transmit().unwrap()).unwrap();
+    let answer = server.poll_transmit().unwrap();
+    assert_eq!(client.handle(&answer), Err(HandshakeError::PeerProofWrong));
+    let told = client.poll_transmit().unwrap();
+    assert_eq!(reject_code(Some(told.clone())), RejectCode::BadProof);
+    let rejected = HandshakeError::PeerRejected {
+        code: RejectCode::BadProof,
+    };
+    assert_eq!(server.handle(&told), Err(rejected));
+
+    // A client that does not care and sends a proof made with a wrong secret gets no further.
+    let forged = Honest::between(client_to(&info_of(&wrong), 0xc1), server_as(wrong, 0x51));
+    let mut server = super::server();
+    server.handle(&forged.hello).unwrap();
+    server.poll_transmit().unwrap();
+    assert_eq!(
+        server.handle(&forged.proof),
+        Err(HandshakeError::PeerProofWrong)
+    );
+    assert_eq!(reject_code(server.poll_transmit()), RejectCode::BadProof);
+    assert_eq!(server.proven(), None);
+    assert_eq!(server.accept(), Err(HandshakeError::CallerAcceptedUnproven));
+}
+
+#[test]
+fn a_server_with_the_wrong_secret_gets_no_proof() {
+    let wrong = Identity {
+        secret: Secret::new([0xee; 32]),
+        ..identity(SERVER)
+    };
+    let (mut client, mut server) = (client(), server_as(wrong, 0x51));
+    server.handle(&client.poll_transmit().unwrap()).unwrap();
+    let answer = server.poll_transmit().unwrap();
+    assert_eq!(client.handle(&answer), Err(HandshakeError::PeerProofWrong));
+    assert_eq!(reject_code(client.poll_transmit()), RejectCode::BadProof);
+    assert_eq!(
+        client.handle(&answer),
+        Err(HandshakeError::PeerProofWrong),
+        "errors are final"
+    );
+    assert_eq!(client.poll_transmit(), None);
+}
+
+#[test]
+fn an_impostor_connects_but_owns_nothing() {
+    // It was given the server's info, and claims to be the third session without its secret.
+    let impostor = Identity {
+        secret: Secret::new([0xee; 32]),
+        ..identity(THIRD)
+    };
+    let mut client = Client::new(ClientConfig {
+        identity: impostor,
+        target: &info_of(&identity(SERVER)),
+        lane: LaneHello::new(1, 0, 1, window(1)).unwrap(),
+        features: Features::NONE,
+        nonce: [3; NONCE_LEN],
+    });
+    let mut server = server();
+    server.handle(&client.poll_transmit().unwrap()).unwrap();
+    client.handle(&server.poll_transmit().unwrap()).unwrap();
+    server.handle(&client.poll_transmit().unwrap()).unwrap();
+    let established = server.proven().unwrap();
+    assert_eq!(established.peer_id, identity(THIRD).id);
+    assert!(!established.is_owned_by(&info_of(&identity(THIRD))));
+}
+
+#[test]
+fn replayed_messages_are_worthless() {
+    let honest = Honest::new();
+    // An old hello and an old proof, to a server whose nonce is new.
+    let mut server = server_as(identity(SERVER), 0x52);
+    server.handle(&honest.hello).unwrap();
+    assert_eq!(
+        server.handle(&honest.proof),
+        Err(HandshakeError::PeerProofWrong)
+    );
+    // An old answer, to a client whose nonce is new.
+    let mut client = client_to(&info_of(&identity(SERVER)), 0xc2);
+    assert_eq!(
+        client.handle(&honest.server_hello),
+        Err(HandshakeError::PeerProofWrong)
+    );
+    // An old proof, for another lane of the same connection: the hello differs in one byte.
+    let mut hello = honest.hello.clone();
+    hello[52] ^= 1;
+    let mut server = super::server();
+    server.handle(&hello).unwrap();
+    assert_eq!(
+        server.handle(&honest.proof),
+        Err(HandshakeError::PeerProofWrong)
+    );
+}
+
+#[test]
+fn reflected_messages_are_worthless() {
+    let honest = Honest::new();
+    let mut client = client();
+    assert_eq!(
+        client.handle(&honest.hello),
+        Err(HandshakeError::PeerMessageUnexpected {
+            found: MessageKind::ClientHello,
+            expected: MessageKind::ServerHello,
+        })
+    );
+    let mut server = server();
+    server.handle(&honest.hello).unwrap();
+    let answer = server.poll_transmit().unwrap();
+    let tag = *answer.last_chunk::<32>().unwrap();
+    let mut twin = server.clone();
+    assert_eq!(
+        server.handle(&answer),
+        Err(HandshakeError::PeerMessageUnexpected {
+            found: MessageKind::ServerHello,
+            expected: MessageKind::ClientProof,
+        })
+    );
+    // The server's own tag in the place of the client's.
+    let proof = [message::proof_before_tag(&tag), tag.to_vec()].concat();
+    assert_eq!(twin.handle(&proof), Err(HandshakeError::PeerProofWrong));
+
+    // One session on both ends: a client's hello is answered by the same session's server, which
+    // the attacker uses as an oracle for a second server of that session.
+    let mut oracle = super::server();
+    let mut victim = server_as(identity(SERVER), 0x99);
+    victim.handle(&honest.hello).unwrap();
+    oracle.handle(&honest.hello).unwrap();
+    let tag = *oracle.poll_transmit().unwrap().last_chunk::<32>().unwrap();
+    let proof = [message::proof_before_tag(&tag), tag.to_vec()].concat();
+    assert_eq!(victim.handle(&proof), Err(HandshakeError::PeerProofWrong));
+}
+
+#[test]
+fn versions_without_overlap_part_in_peace() {
+    let patched = |min: u16, max: u16, tail: &[u8]| {
+        let mut hello = Honest::new().hello;
+        hello[8..10].copy_from_slice(&min.to_le_bytes());
+        hello[10..12].copy_from_slice(&max.to_le_bytes());
+        hello.extend(tail);
+        let body = (hello.len() - 8) as u16;
+        hello[6..8].copy_from_slice(&body.to_le_bytes());
+        hello
+    };
+    let handle = |hello: &[u8]| {
+        let mut server = server();
+        let result = server.handle(hello);
+        (result, server.poll_transmit())
+    };
+
+    let (min, max) = (VERSION + 1, VERSION + 3);
+    let (result, answer) = handle(&patched(min, max, b""));
+    assert_eq!(
+        result,
+        Err(HandshakeError::PeerVersionUnsupported { min, max })
+    );
+    let rejected = HandshakeError::PeerRejected {
+        code: RejectCode::Version,
+    };
+    assert_eq!(client().handle(&answer.unwrap()), Err(rejected));
+    // A hello of the future need not look like ours behind the version range.
+    let future = [b"TCPX\x01\0\x05\0".to_vec(), vec![2, 0, 2, 0, 0xff]].concat();
+    let (result, answer) = handle(&future);
+    assert_eq!(
+        result,
+        Err(HandshakeError::PeerVersionUnsupported { min: 2, max: 2 })
+    );
+    assert_eq!(reject_code(answer), RejectCode::Version);
+    let (result, _) = handle(&patched(0, 0, b""));
+    assert_eq!(
+        result,
+        Err(HandshakeError::PeerVersionUnsupported { min: 0, max: 0 })
+    );
+    let (result, answer) = handle(&patched(3, 2, b""));
+    assert_eq!(
+        result,
+        Err(MessageError::VersionRangeEmpty { min: 3, max: 2 }.into())
+    );
+    assert_eq!(reject_code(answer), RejectCode::BadMessage);
+
+    // A client that also speaks ours may have appended fields; one that does not may not have.
+    let newer = patched(1, 9, b"fields of version 9");
+    let (result, answer) = handle(&newer);
+    assert_eq!(result, Ok(newer.len()));
+    assert_eq!(answer.unwrap()[8..10], VERSION.to_le_bytes());
+    let (result, _) = handle(&patched(1, 1, b"x"));
+    assert!(
+        matches!(result, Err(HandshakeError::PeerMessageMalformed(_))),
+        "{result:?}"
+    );
+}
+
+#[test]
+fn a_server_cannot_choose_what_was_not_offered() {
+    // The secret is known here: this server is authentic and faulty.
+    let answer_with = |version: u16, features: u32, window: u32| {
+        let mut client = client();
+        let mut transcript = super::super::proof::Transcript::default();
+        transcript.add(&client.poll_transmit().unwrap());
+        let hello = super::super::hello::ServerHello {
+            version,
+            features: Features::from_bits(features),
+            window: super::window(1),
+            name: Name::new("x").unwrap(),
+        };
+        let mut answer = hello.encode_before_tag(&[0; 32]);
+        answer[14..18].copy_from_slice(&window.to_le_bytes());
+        transcript.add(&answer);
+        answer.extend(transcript.tag(&identity(SERVER).secret, super::super::proof::Label::Server));
+        (client.handle(&answer).map(|_| ()), client.poll_transmit())
+    };
+    assert_eq!(answer_with(1, 0b110, 1).0, Ok(()));
+    let (result, told) = answer_with(2, 0, 1);
+    assert_eq!(
+        result,
+        Err(MessageError::VersionNotOffered { chosen: 2 }.into())
+    );
+    assert_eq!(
+        reject_code(told),
+        RejectCode::BadMessage,
+        "and no proof before it"
+    );
+    let chosen = MessageError::FeaturesNotOffered {
+        chosen: 0b1,
+        offered: 0b110,
+    };
+    assert_eq!(answer_with(1, 0b1, 1).0, Err(chosen.into()));
+    assert_eq!(answer_with(1, 0, 0).0, Err(MessageError::WindowZero.into()));
+}
+
+#[test]
+fn impossible_fields_are_refused_by_name() {
+    let with = |at: usize, bytes: &[u8]| {
+        let mut hello = Honest::new().hello;
+        hello[at..at + bytes.len()].copy_from_slice(bytes);
+        let mut server = server();
+        let error = server.handle(&hello).unwrap_err();
+        (error, reject_code(server.poll_transmit()))
+    };
+    let bad = |error: MessageError| (error.into(), RejectCode::BadMessage);
+    assert_eq!(with(0, b"H"), bad(MessageError::MagicMissing));
+    assert_eq!(with(4, &[6]), bad(MessageError::KindUnknown { found: 6 }));
+    assert_eq!(
+        with(52, &[4, 0]),
+        bad(LaneError { lane: 4, lanes: 4 }.into())
+    );
+    assert_eq!(with(56, &[0; 4]), bad(MessageError::WindowZero));
+    assert_eq!(with(96, &[0]).1, RejectCode::BadMessage);
+    assert_eq!(with(97, &[0xff]).1, RejectCode::BadMessage);
+    let asked = SessionId([9; 16]);
+    let unknown = HandshakeError::PeerTargetUnknown { asked };
+    assert_eq!(with(28, &[9; 16]), (unknown, RejectCode::UnknownSession));
+}
+
+#[test]
+fn what_is_not_tcpx_is_refused_at_its_first_byte() {
+    for garbage in [&b"GET / HTTP/1.1\r\n"[..], b"\x16\x03\x01", b"TCPY", b"\0"] {
+        let (mut client, mut server) = (client(), server());
+        client.poll_transmit().unwrap();
+        let malformed = Err(MessageError::MagicMissing.into());
+        assert_eq!(client.handle(garbage), malformed);
+        assert_eq!(server.handle(garbage), malformed);
+        assert_eq!(reject_code(server.poll_transmit()), RejectCode::BadMessage);
+    }
+    // Lengths and kinds are refused with the header, before anything is buffered for them.
+    for header in [
+        &b"TCPX\x01\0\x00\x04"[..], // a ClientHello of 1,024 bytes and its header is too long
+        b"TCPX\x01\0\x03\0",        // too short for a version range
+        b"TCPX\x03\0\x40\0",        // a proof before the hello
+        b"TCPX\x05\0\xff\xff",      // a Reject has two bytes
+        b"TCPX\x01\x01\x60\0",      // reserved
+    ] {
+        let mut server = server();
+        assert!(server.handle(header).is_err(), "{header:?}");
+    }
+}
+
+fn any_header() -> impl Strategy<Value = Vec<u8>> {
+    (0..7u8, prop_oneof![0..90u16, 0..1100u16]).prop_map(|(kind, len)| {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend([kind, 0]);
+        bytes.extend(len.to_le_bytes());
+        bytes
+    })
+}
+
+fn any_input() -> impl Strategy<Value = Vec<u8>> {
+    let honest = Honest::new();
+    let piece = prop_oneof![
+        any_header(),
+        prop::collection::vec(any::<u8>(), 0..300),
+        Just(honest.hello),
+        Just(honest.server_hello),
+        Just(honest.ready),
+    ];
+    prop::collection::vec(piece, 0..6).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    /// Whatever arrives in whatever pieces: no panic, nobody gets in, and either the machine has
+    /// failed or less than the promised number of bytes waits in the caller's buffer.
+    #[test]
+    fn noise_gets_nobody_in(input in any_input(), sizes: Vec<u8>) {
+        let pieces = || sizes.iter().map(|size| usize::from(*size).max(1));
+        let mut server = server_as(identity(SERVER), 0x77);
+        let kept = feed(&input, pieces(), |bytes| server.handle(bytes));
+        prop_assert!(kept.is_err() || kept.unwrap().len() < MAX_HANDSHAKE_BYTES);
+        prop_assert!(server.proven().is_none());
+        prop_assert!(server.poll_transmit().is_none_or(|out| out.len() <= MAX_HANDSHAKE_BYTES));
+
+        let mut client = client_to(&info_of(&identity(SERVER)), 0x78);
+        client.poll_transmit().unwrap();
+        let kept = feed(&input, pieces(), |bytes| client.handle(bytes));
+        prop_assert!(kept.is_err() || kept.unwrap().len() < MAX_HANDSHAKE_BYTES);
+        prop_assert!(client.established().is_none());
+    }
+
+    /// Any edit of any message: spans replaced, cut, repeated.
+    #[test]
+    fn no_edit_gets_in(
+        kind in 1..=4u8, at: prop::sample::Index, len in 0..8usize, with: Vec<u8>,
+    ) {
+        let mut changed = false;
+        let (client, server) = run(|now, bytes| {
+            if now as u8 != kind || bytes.is_empty() {
+                return;
+            }
+            let before = bytes.clone();
+            let start = at.index(bytes.len());
+            let end = (start + len).min(bytes.len());
+            bytes.splice(start..end, with.iter().copied());
+            // What comes after a whole message is not part of it.
+            changed = !bytes.starts_with(&before);
+        });
+        prop_assert_eq!(client.established().is_some(), !changed);
+        prop_assert_eq!(server.established().is_some(), !changed || kind == 4);
+    }
+}

@@ -1,0 +1,175 @@
+//! Writes `fuzz/seeds` from honest messages, so that the fuzzer starts behind the front door.
+
+use std::fs;
+use std::path::Path;
+
+use tcpx_fuzz::handshake::{EDITS, FAULTY_CLIENT, FAULTY_SERVER, NOISE, run};
+use tcpx_proto::descriptor::{Memory, RegionDescriptor, RegionKey};
+use tcpx_proto::frame::{Entry, FLAG_INLINE, FLAG_NOTIFY, Header, Kind, TAG_BYTES};
+use tcpx_proto::info::{ConnectionInfo, Name, Secret, SessionId};
+
+fn main() -> std::io::Result<()> {
+    for (target, seeds) in [
+        ("connection_info", connection_infos()),
+        ("frame", frames()),
+        ("handshake", handshakes()),
+    ] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("seeds")
+            .join(target);
+        fs::create_dir_all(&folder)?;
+        for (name, bytes) in seeds {
+            fs::write(folder.join(name), bytes)?;
+        }
+    }
+    Ok(())
+}
+
+type Seeds = Vec<(&'static str, Vec<u8>)>;
+
+fn connection_infos() -> Seeds {
+    let info = |name: &str, addresses: &[&str]| {
+        ConnectionInfo::new(
+            Name::new(name).unwrap(),
+            SessionId([0x11; 16]),
+            Secret::new([0x22; 32]),
+            addresses
+                .iter()
+                .map(|address| address.parse().unwrap())
+                .collect(),
+        )
+        .unwrap()
+        .encode()
+    };
+    let region = |memory| {
+        RegionDescriptor::new(0x7f00_0000_0000, 1 << 30, RegionKey([0x33; 16]), memory)
+            .unwrap()
+            .encode()
+            .to_vec()
+    };
+    let mixed = info("prefill-0", &["10.1.2.3:7000", "[fe80::1%5]:7001"]);
+    // The target adds the checksum to a second copy of its input.
+    let unsealed = mixed[..mixed.len() - 8].to_vec();
+    vec![
+        ("info-v4", info("é", &["127.0.0.1:1"])),
+        ("info-mixed", mixed),
+        ("info-without-checksum", unsealed),
+        ("region-host", region(Memory::Host)),
+        ("region-cuda", region(Memory::Cuda { device: 3 })),
+    ]
+}
+
+fn frames() -> Seeds {
+    let frame = |header: Header, entries: &[Entry]| {
+        let mut out = Vec::new();
+        header.encode(&mut out);
+        out.resize(out.len() + 16 * usize::from(header.regions), 0x44);
+        entries.iter().for_each(|entry| entry.encode(&mut out));
+        out
+    };
+    let plain = |kind| frame(Header::new(kind, 1), &[]);
+    let entries = [
+        Entry {
+            address: 0x1000,
+            len: 4096,
+            region: 0,
+        },
+        Entry {
+            address: u64::MAX - 100,
+            len: 100,
+            region: 1,
+        },
+    ];
+    let table = Header {
+        regions: 2,
+        entries: 2,
+        payload: 4196,
+        ..Header::new(Kind::Write, 9)
+    };
+    let notify = Header {
+        flags: FLAG_NOTIFY,
+        extra: 12,
+        ..table
+    };
+    let tagged = Header {
+        kind: Kind::Send,
+        extra: TAG_BYTES as u32,
+        ..table
+    };
+    let inline = Header {
+        flags: FLAG_INLINE,
+        ..tagged
+    };
+    vec![
+        ("write", frame(table, &entries)),
+        ("write-notify", frame(notify, &entries)),
+        (
+            "read",
+            frame(
+                Header {
+                    kind: Kind::Read,
+                    ..table
+                },
+                &entries,
+            ),
+        ),
+        (
+            "send",
+            frame(
+                Header {
+                    payload: 0,
+                    ..tagged
+                },
+                &entries,
+            ),
+        ),
+        ("send-inline", frame(inline, &entries)),
+        (
+            "data",
+            frame(
+                Header {
+                    payload: 4196,
+                    ..Header::new(Kind::Data, 9)
+                },
+                &[],
+            ),
+        ),
+        ("ack", plain(Kind::Ack)),
+        ("write-error", plain(Kind::WriteError)),
+        ("read-error", plain(Kind::ReadError)),
+        ("notify", plain(Kind::Notify)),
+        ("ping", plain(Kind::Ping)),
+        ("pong", plain(Kind::Pong)),
+        ("send-done", plain(Kind::SendDone)),
+        ("goodbye", plain(Kind::Goodbye)),
+    ]
+}
+
+fn handshakes() -> Seeds {
+    let mut messages = Vec::new();
+    assert_eq!(run(|_, bytes| messages.push(bytes.clone())), (true, true));
+    let [hello, answer, proof, ready] = &messages[..] else {
+        unreachable!("four messages")
+    };
+    let reject = b"TCPX\x05\0\x02\0\x04\0";
+
+    let noise = |sizes: &[u8], stream: &[&[u8]]| {
+        [&[NOISE, sizes.len() as u8], sizes, &stream.concat()].concat()
+    };
+    vec![
+        ("noise-client", noise(&[], &[hello, proof])),
+        ("noise-client-bytewise", noise(&[1; 120], &[hello, proof])),
+        ("noise-server", noise(&[8, 40], &[answer, ready])),
+        ("noise-reject", noise(&[9], &[reject])),
+        ("edits-none", vec![EDITS]),
+        ("edits-xor", vec![EDITS, 0, 60, 0, 0, 1]),
+        ("edits-insert", vec![EDITS, 1, 50, 0, 1, 1]),
+        ("edits-remove", vec![EDITS, 2, 9, 0, 2, 0, 2, 9, 0, 1, 0]),
+        ("edits-truncate", vec![EDITS, 3, 7, 0, 3, 0]),
+        (
+            "faulty-server",
+            [&[FAULTY_SERVER], &answer[8..answer.len() - 32]].concat(),
+        ),
+        ("faulty-client", [&[FAULTY_CLIENT], &hello[8..]].concat()),
+    ]
+}

@@ -1,0 +1,252 @@
+//! Handshakes. The first byte of the input chooses who lies, the rest is how.
+
+use core::num::NonZeroU32;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::{Digest, Sha256};
+use tcpx_proto::codec::Reader;
+use tcpx_proto::handshake::{
+    Client, ClientConfig, Established, Features, HandshakeError, Identity, LaneHello,
+    MAX_HANDSHAKE_BYTES, Server, ServerConfig,
+};
+use tcpx_proto::info::{ConnectionInfo, Name, Secret, SessionId};
+
+/// A stranger sends a stream to either side, cut into pieces: `count, sizes…, stream…`.
+pub const NOISE: u8 = 0;
+/// Somebody on the path edits an honest handshake: `(message, at, at, operation, value)…`.
+pub const EDITS: u8 = 1;
+/// A server that knows the secret sends `fields…` behind the header and a tag that fits.
+pub const FAULTY_SERVER: u8 = 2;
+/// A client that knows the secret sends `fields…` behind the header and a proof that fits.
+pub const FAULTY_CLIENT: u8 = 3;
+
+const SERVER_SECRET: [u8; 32] = [0x51; 32];
+const SERVER_NONCE: u8 = 0x53;
+const CLIENT_NONCE: u8 = 0xc3;
+const CLIENT_FEATURES: u32 = 0b0110;
+const SERVER_FEATURES: u32 = 0b1010;
+
+/// Takes any bytes and panics when the state machines break a promise.
+pub fn check(data: &[u8]) {
+    let Some((mode, rest)) = data.split_first() else {
+        return;
+    };
+    match *mode {
+        NOISE => noise(rest),
+        EDITS => edits(rest),
+        FAULTY_SERVER => faulty_server(rest),
+        FAULTY_CLIENT => faulty_client(rest),
+        _ => {}
+    }
+}
+
+fn identity(name: &str, id: u8, secret: [u8; 32]) -> Identity {
+    let name = Name::new(name).expect("a name");
+    Identity {
+        name,
+        id: SessionId([id; 16]),
+        secret: Secret::new(secret),
+    }
+}
+
+fn server_identity() -> Identity {
+    identity("decode-0", 0x52, SERVER_SECRET)
+}
+
+/// The honest client of every check.
+fn client(nonce: u8) -> Client {
+    let Identity { name, id, secret } = server_identity();
+    let addresses = vec!["127.0.0.1:7000".parse().expect("an address")];
+    let target = ConnectionInfo::new(name, id, secret, addresses).expect("a connection info");
+    Client::new(ClientConfig {
+        identity: identity("prefill-0", 0xc2, [0xc1; 32]),
+        target: &target,
+        lane: LaneHello::new(7, 1, 4, NonZeroU32::MIN).expect("a lane"),
+        features: Features::from_bits(CLIENT_FEATURES),
+        nonce: [nonce; 32],
+    })
+}
+
+/// The honest server of every check.
+fn server(nonce: u8) -> Server {
+    Server::new(ServerConfig {
+        identity: server_identity(),
+        window: NonZeroU32::MIN,
+        features: Features::from_bits(SERVER_FEATURES),
+        nonce: [nonce; 32],
+    })
+}
+
+/// Runs one handshake over a path that may alter each of its four messages, and returns who is
+/// in at the end.
+pub fn run(mut path: impl FnMut(usize, &mut Vec<u8>)) -> (bool, bool) {
+    let (mut client, mut server) = (client(CLIENT_NONCE), server(SERVER_NONCE));
+    let mut send = |index, out: Option<Vec<u8>>| {
+        let mut bytes = out.unwrap_or_default();
+        path(index, &mut bytes);
+        bytes
+    };
+    let _ = server.handle(&send(0, client.poll_transmit()));
+    let _ = client.handle(&send(1, server.poll_transmit()));
+    let _ = server.handle(&send(2, client.poll_transmit()));
+    assert_eq!(server.accept().is_ok(), server.established().is_some());
+    let _ = client.handle(&send(3, server.poll_transmit()));
+    (
+        client.established().is_some(),
+        server.established().is_some(),
+    )
+}
+
+fn noise(data: &[u8]) {
+    let mut reader = Reader::new(data);
+    let Ok(count) = reader.u8() else { return };
+    let sizes = reader.bytes(usize::from(count)).unwrap_or_default();
+    let stream = reader.rest();
+
+    // The seeds are recorded handshakes: with another nonce they are replays, and worthless.
+    let mut server = server(!SERVER_NONCE);
+    feed(stream, sizes, |bytes| server.handle(bytes));
+    assert!(server.proven().is_none(), "a stranger got in");
+    assert!(server.accept().is_err());
+    assert!(
+        server
+            .poll_transmit()
+            .is_none_or(|out| out.len() <= MAX_HANDSHAKE_BYTES)
+    );
+
+    let mut client = client(!CLIENT_NONCE);
+    client.poll_transmit().expect("a hello");
+    feed(stream, sizes, |bytes| client.handle(bytes));
+    assert!(
+        client.established().is_none(),
+        "a stranger passed for the server"
+    );
+    assert!(
+        client
+            .poll_transmit()
+            .is_none_or(|out| out.len() <= MAX_HANDSHAKE_BYTES)
+    );
+}
+
+/// Delivers `stream` in pieces as a socket would, and keeps what is not consumed.
+fn feed(
+    stream: &[u8],
+    sizes: &[u8],
+    mut handle: impl FnMut(&[u8]) -> Result<usize, HandshakeError>,
+) {
+    let mut sizes = sizes.iter().map(|size| usize::from(*size).max(1));
+    let (mut kept, mut rest) = (Vec::new(), stream);
+    while !rest.is_empty() {
+        let (piece, later) = rest.split_at(sizes.next().unwrap_or(rest.len()).min(rest.len()));
+        kept.extend_from_slice(piece);
+        rest = later;
+        match handle(&kept) {
+            Ok(consumed) => drop(kept.drain(..consumed)),
+            Err(error) => {
+                assert_eq!(handle(&kept), Err(error), "errors are final");
+                return;
+            }
+        }
+        assert!(
+            kept.len() < MAX_HANDSHAKE_BYTES,
+            "more is buffered than promised"
+        );
+    }
+}
+
+fn edits(data: &[u8]) {
+    let mut altered = [false; 4];
+    let (client, server) = run(|index, bytes| {
+        let before = bytes.clone();
+        for edit in data.as_chunks::<5>().0 {
+            let [message, low, high, operation, value] = *edit;
+            if usize::from(message % 4) == index && !bytes.is_empty() {
+                let at = usize::from(u16::from_le_bytes([low, high])) % bytes.len();
+                match operation % 4 {
+                    0 => bytes[at] ^= value,
+                    1 => bytes.insert(at, value),
+                    2 => drop(bytes.remove(at)),
+                    _ => bytes.truncate(at),
+                }
+            }
+        }
+        // What comes after a whole message is not part of it.
+        altered[index] = !bytes.starts_with(&before);
+    });
+    assert_eq!(
+        client,
+        altered == [false; 4],
+        "the client is in: {client}, altered: {altered:?}"
+    );
+    // A server cannot notice what happens to its last message.
+    assert_eq!(
+        server,
+        altered[..3] == [false; 3],
+        "the server is in: {server}"
+    );
+}
+
+fn faulty_server(fields: &[u8]) {
+    let mut client = client(CLIENT_NONCE);
+    let hello = client.poll_transmit().expect("a hello");
+    let mut answer = message(2, fields.len() + 32);
+    answer.extend_from_slice(fields);
+    answer.extend(tag(b"tcpx server", &[&hello, &answer]));
+    if client.handle(&answer) == Ok(answer.len()) {
+        assert_eq!(client.handle(&message(4, 0)), Ok(8));
+        let established = client.established().expect("an established lane");
+        assert_eq!(established.owner, None);
+        check_established(established, CLIENT_FEATURES);
+    } else {
+        assert!(client.established().is_none());
+    }
+}
+
+fn faulty_client(fields: &[u8]) {
+    let mut server = server(SERVER_NONCE);
+    let mut hello = message(1, fields.len());
+    hello.extend_from_slice(fields);
+    if server.handle(&hello) != Ok(hello.len()) {
+        return;
+    }
+    let answer = server.poll_transmit().expect("an answer");
+    let mut proof = message(3, 64);
+    proof.extend([0xff; 32]);
+    proof.extend(tag(b"tcpx client", &[&hello, &answer, &proof]));
+    assert_eq!(
+        server.handle(&proof),
+        Ok(proof.len()),
+        "it does know the secret"
+    );
+    let proven = server.proven().expect("a proven client");
+    let owner = proven.owner.as_ref().expect("an owner proof");
+    assert!(
+        !owner.verify(&Secret::new(SERVER_SECRET)),
+        "that tag was made up"
+    );
+    check_established(proven, SERVER_FEATURES);
+}
+
+fn check_established(lane: &Established, offered: u32) {
+    assert_eq!(lane.version, 1);
+    assert_eq!(
+        lane.features.bits() & !offered,
+        0,
+        "a feature that was not offered"
+    );
+    assert!(lane.lane < lane.lanes);
+    assert!((1..=255).contains(&lane.peer_name.as_str().len()));
+}
+
+/// A header; the length is cut to what fits, which is one more lie.
+fn message(kind: u8, body_len: usize) -> Vec<u8> {
+    let [low, high] = (body_len as u16).to_le_bytes();
+    [&b"TCPX"[..], &[kind, 0, low, high]].concat()
+}
+
+fn tag(label: &[u8], transcript: &[&[u8]]) -> [u8; 32] {
+    let mut mac = Hmac::<Sha256>::new_from_slice(&SERVER_SECRET).expect("any length will do");
+    mac.update(label);
+    mac.update(&Sha256::digest(transcript.concat()));
+    mac.finalize().into_bytes().into()
+}

@@ -1,0 +1,17 @@
+//! What the fuzz targets check. Each module has one `check`, which takes any bytes and panics when
+//! `tcpx-proto` breaks a promise; the targets in `fuzz_targets/` only pass bytes on.
+//!
+//! ```text
+//! cargo +nightly fuzz run handshake fuzz/corpus/handshake fuzz/seeds/handshake -- -max_len=4096
+//! cargo test --manifest-path fuzz/Cargo.toml               # seeds and noise, on stable
+//! cargo run --manifest-path fuzz/Cargo.toml --example seeds # writes fuzz/seeds again
+//! ```
+//!
+//! Found inputs go to `fuzz/corpus`, which is not kept; `fuzz/seeds` is small and kept. A crash
+//! becomes a unit test beside the code it was found in.
+
+#![forbid(unsafe_code)]
+
+pub mod connection_info;
+pub mod frame;
+pub mod handshake;

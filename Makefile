@@ -1,0 +1,53 @@
+# The main commands. `make demo` and `make test` are all a newcomer needs.
+
+CARGO ?= cargo
+DIST  := dist
+
+.PHONY: help demo test dist bench soak lint fuzz clean need-cargo
+
+help:
+	@echo 'make demo   build what is missing and measure this machine (two processes, loopback)'
+	@echo 'make test   run every test'
+	@echo 'make dist   fill dist/ with what is shipped'
+	@echo 'make bench  the full benchmark suite with an HTML report in dist/bench.html'
+	@echo 'make soak   ten minutes of mixed verified transfers, watching memory'
+	@echo 'make lint   formatting, clippy and documentation, warnings denied'
+	@echo 'make fuzz   each fuzz target for a minute (needs nightly Rust and cargo-fuzz)'
+	@echo 'make clean  remove everything that was built'
+
+need-cargo:
+	@command -v $(CARGO) >/dev/null || { \
+	  echo 'error: no Rust toolchain found: install Rust 1.95 or later (https://rustup.rs) and try again' >&2; exit 1; }
+	@command -v cc >/dev/null || { \
+	  echo 'error: no C compiler found (Rust needs it to link): install gcc or clang and try again' >&2; exit 1; }
+
+demo: $(DIST)/bin/tcpx
+	$(DIST)/bin/tcpx bench --quick
+
+test: need-cargo
+	scripts/test
+
+dist: $(DIST)/bin/tcpx
+
+# Always asks cargo, which knows what is stale.
+.PHONY: $(DIST)/bin/tcpx
+$(DIST)/bin/tcpx: need-cargo
+	$(CARGO) build --release --locked --package tcpx-cli
+	@mkdir -p $(@D)
+	@cp target/release/tcpx $@
+
+bench: $(DIST)/bin/tcpx
+	$(DIST)/bin/tcpx bench --report $(DIST)/bench.html
+
+soak: $(DIST)/bin/tcpx
+	$(DIST)/bin/tcpx bench --soak 10m
+
+lint: need-cargo
+	scripts/lint
+
+fuzz: need-cargo
+	scripts/fuzz 60
+
+clean:
+	$(CARGO) clean
+	rm -rf $(DIST) fuzz/target

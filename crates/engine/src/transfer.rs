@@ -87,7 +87,12 @@ impl Transfer {
             return state;
         }
         self.drive(&active);
-        active.completion().state()
+        let state = active.completion().state();
+        if !state.is_terminal() {
+            // Where threads outnumber cores, the one that has to move next may be waiting for ours.
+            std::thread::yield_now();
+        }
+        state
     }
 
     /// Waits until the transfer has ended.
@@ -103,11 +108,10 @@ impl Transfer {
             });
         };
         let until = deadline(timeout);
-        // Short transfers are over before a sleep would have begun.
-        let spin_until = until.min(Instant::now() + self.peer.core.config.spin());
-        while !active.completion().state().is_terminal() && Instant::now() < spin_until {
-            self.drive(&active);
-            std::thread::yield_now();
+        if active.is_short() {
+            // Over before a sleep would have begun.
+            let spin_until = until.min(Instant::now() + self.peer.core.config.spin());
+            while !self.poll().is_terminal() && Instant::now() < spin_until {}
         }
         if !active.completion().state().is_terminal() {
             if let Some(link) = self.peer.shared.link() {
@@ -288,6 +292,14 @@ enum Active {
 }
 
 impl Active {
+    /// Whether it takes about a round trip.
+    fn is_short(&self) -> bool {
+        match self {
+            Self::Run(run) => run.plan.len() <= 1,
+            Self::Send(_) | Self::Receive(_) => true,
+        }
+    }
+
     fn completion(&self) -> &Completion {
         match self {
             Self::Run(run) => &run.completion,

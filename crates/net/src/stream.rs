@@ -1,7 +1,6 @@
 //! Non-blocking TCP streams and listeners.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -168,7 +167,7 @@ impl Stream {
             recvmsg(
                 &self.socket,
                 slices,
-                &mut RecvAncillaryBuffer::new(&mut [MaybeUninit::uninit(); 0]),
+                &mut RecvAncillaryBuffer::new(&mut []),
                 RecvFlags::DONTWAIT,
             )
         })?;

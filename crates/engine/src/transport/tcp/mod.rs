@@ -306,6 +306,7 @@ pub(crate) struct Connection {
     /// Why the connection ended.
     end: OnceLock<Error>,
     pings: Pings,
+    pause: Pause,
     pub(crate) liveness: Mutex<Liveness>,
 }
 
@@ -314,6 +315,34 @@ struct Pings {
     next: AtomicU64,
     waiting: Mutex<HashMap<u64, Option<Instant>>>,
     answered: Condvar,
+}
+
+/// Keeps a caller who polls a large transfer from asking the kernel again and again whether it takes
+/// more: each question takes the socket's lock, which the answer needs.
+struct Pause {
+    epoch: Instant,
+    /// Nanoseconds after the epoch.
+    until: AtomicU64,
+}
+
+impl Pause {
+    const LENGTH: Duration = Duration::from_micros(10);
+
+    fn new() -> Self {
+        Self {
+            epoch: Instant::now(),
+            until: AtomicU64::new(0),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.epoch.elapsed().as_nanos() as u64 >= self.until.load(Ordering::Relaxed)
+    }
+
+    fn begin(&self) {
+        let until = self.epoch.elapsed() + Self::LENGTH;
+        self.until.store(until.as_nanos() as u64, Ordering::Relaxed);
+    }
 }
 
 /// What the control thread saw of a connection at its last tick.
@@ -342,6 +371,7 @@ impl Connection {
             lanes: lanes.into(),
             end: OnceLock::new(),
             pings: Pings::default(),
+            pause: Pause::new(),
             liveness: Mutex::default(),
         })
     }
@@ -410,10 +440,14 @@ impl Connection {
     pub(crate) fn drive_for(self: &Arc<Self>, run: &Run) {
         if run.plan.len() == 1 {
             self.attend(run.lane.load(Ordering::Relaxed));
-        } else if self.core.config.workers() == 1 {
+        } else if self.core.config.workers() == 1 && self.pause.is_over() {
             // With more workers the lanes are better driven in parallel by them.
+            let mut drive = Drive::default();
             for index in 0..self.lanes.len() {
-                self.attend(index);
+                drive |= self.attend(index);
+            }
+            if !drive.progress {
+                self.pause.begin();
             }
         }
     }
@@ -423,10 +457,10 @@ impl Connection {
         self.attend(0);
     }
 
-    fn attend(self: &Arc<Self>, index: usize) {
+    fn attend(self: &Arc<Self>, index: usize) -> Drive {
         let lane = &self.lanes[index];
         lane.attended.fetch_add(1, Ordering::Relaxed);
-        self.drive(index);
+        self.drive(index)
     }
 
     /// A caller who drove the lanes goes to sleep: the workers take over at once.

@@ -13,18 +13,22 @@
 //! as it is needed and only on networks that are trusted.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepidle};
 
 /// The longest message either side accepts.
 pub const MAX_MESSAGE: usize = 1 << 20;
 
 /// The port that servers of this project listen on unless told otherwise.
 pub const DEFAULT_PORT: u16 = 7471;
+
+/// Silence after which the kernel asks whether the other machine still lives.
+const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// First bytes from either side. The last one is the version.
 const MAGIC: [u8; 8] = *b"tcpx-bs\x01";
@@ -48,7 +52,9 @@ pub enum BootstrapError {
         address: SocketAddr,
     },
     /// The network has no way there, or nothing answered in time.
-    #[error("cannot reach {address}: {source}; check the route and the firewall between the two machines")]
+    #[error(
+        "cannot reach {address}: {source}; check the route and the firewall between the two machines"
+    )]
     Unreachable {
         /// Where.
         address: SocketAddr,
@@ -64,7 +70,9 @@ pub enum BootstrapError {
         found: Vec<u8>,
     },
     /// The same program, another generation.
-    #[error("{address} speaks bootstrap version {found}, this program version {expected}; use the same tcpx on both sides")]
+    #[error(
+        "{address} speaks bootstrap version {found}, this program version {expected}; use the same tcpx on both sides"
+    )]
     WrongVersion {
         /// Who.
         address: String,
@@ -130,7 +138,10 @@ pub fn serve(
     let mut channel = Channel::accept(listener, timeout)?;
     let bytes = channel.receive()?;
     channel.send(own)?;
-    Ok(Answer { address: channel.remote().expect("a TCP channel"), bytes })
+    Ok(Answer {
+        address: channel.remote().expect("a TCP channel"),
+        bytes,
+    })
 }
 
 /// Connects to `host` (`name:port` or `address:port`), gives it `own` and takes its bytes.
@@ -160,7 +171,10 @@ enum Stream {
 impl Channel {
     /// Connects to `name:port`. Every later wait is bounded by `timeout` as well.
     pub fn connect(host: &str, timeout: Duration) -> Result<Channel, BootstrapError> {
-        let unresolved = |source| BootstrapError::Unresolved { host: host.to_owned(), source };
+        let unresolved = |source| BootstrapError::Unresolved {
+            host: host.to_owned(),
+            source,
+        };
         let addresses: Vec<SocketAddr> = host.to_socket_addrs().map_err(unresolved)?.collect();
         let mut failure = unresolved(io::ErrorKind::NotFound.into());
         for address in addresses {
@@ -192,7 +206,13 @@ impl Channel {
     /// A channel over one half of a socket pair.
     pub fn over(stream: UnixStream, name: &str, timeout: Duration) -> Channel {
         let name = name.to_owned();
-        Channel { stream: Stream::Unix(stream), name, timeout, greeted: false, heard: false }
+        Channel {
+            stream: Stream::Unix(stream),
+            name,
+            timeout,
+            greeted: false,
+            heard: false,
+        }
     }
 
     fn tcp(
@@ -201,11 +221,25 @@ impl Channel {
         timeout: Duration,
     ) -> Result<Channel, BootstrapError> {
         let name = address.to_string();
-        if let Err(source) = stream.set_nodelay(true) {
-            return Err(BootstrapError::Io { address: name, source });
+        // Keep-alive: a patient receiver notices also a machine that vanished without a word.
+        let configured = stream.set_nodelay(true).and_then(|()| {
+            set_socket_keepalive(&stream, true)?;
+            Ok(set_tcp_keepidle(&stream, KEEPALIVE)?)
+        });
+        if let Err(source) = configured {
+            return Err(BootstrapError::Io {
+                address: name,
+                source,
+            });
         }
         let stream = Stream::Tcp(stream, address);
-        Ok(Channel { stream, name, timeout, greeted: false, heard: false })
+        Ok(Channel {
+            stream,
+            name,
+            timeout,
+            greeted: false,
+            heard: false,
+        })
     }
 
     /// The other end, of a TCP channel.
@@ -235,8 +269,29 @@ impl Channel {
             Stream::Tcp(stream, address) => Stream::Tcp(stream.try_clone()?, *address),
             Stream::Unix(stream) => Stream::Unix(stream.try_clone()?),
         };
-        let Channel { ref name, timeout, greeted, heard, .. } = *self;
-        Ok(Channel { stream, name: name.clone(), timeout, greeted, heard })
+        let Channel {
+            ref name,
+            timeout,
+            greeted,
+            heard,
+            ..
+        } = *self;
+        Ok(Channel {
+            stream,
+            name: name.clone(),
+            timeout,
+            greeted,
+            heard,
+        })
+    }
+
+    /// Ends the connection for every handle on it.
+    pub fn close(&self) {
+        // It may be closed already, which is as good.
+        let _ = match &self.stream {
+            Stream::Tcp(stream, _) => stream.shutdown(Shutdown::Both),
+            Stream::Unix(stream) => stream.shutdown(Shutdown::Both),
+        };
     }
 
     /// Sends one message.
@@ -254,10 +309,12 @@ impl Channel {
         let deadline = Instant::now() + self.timeout;
         let mut rest = &frame[..];
         while !rest.is_empty() {
-            let sent = self.wait(PollFlags::OUT, deadline).and_then(|()| match &self.stream {
-                Stream::Tcp(stream, _) => (&*stream).write(rest),
-                Stream::Unix(stream) => (&*stream).write(rest),
-            });
+            let sent = self
+                .wait(PollFlags::OUT, deadline)
+                .and_then(|()| match &self.stream {
+                    Stream::Tcp(stream, _) => (&*stream).write(rest),
+                    Stream::Unix(stream) => (&*stream).write(rest),
+                });
             match sent {
                 Ok(count) => rest = &rest[count..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -286,13 +343,15 @@ impl Channel {
             self.heard = true;
         }
         let mut prefix = [0; 4];
-        self.fill(&mut prefix, &mut deadline).map_err(|(_, error)| self.failed(error))?;
+        self.fill(&mut prefix, &mut deadline)
+            .map_err(|(_, error)| self.failed(error))?;
         let len = u32::from_be_bytes(prefix) as usize;
         if len > MAX_MESSAGE {
             return Err(BootstrapError::TooLong { len });
         }
         let mut message = vec![0; len];
-        self.fill(&mut message, &mut deadline).map_err(|(_, error)| self.failed(error))?;
+        self.fill(&mut message, &mut deadline)
+            .map_err(|(_, error)| self.failed(error))?;
         Ok(message)
     }
 
@@ -303,18 +362,25 @@ impl Channel {
         magic: &[u8; 8],
         got: Result<(), (usize, io::Error)>,
     ) -> Result<(), BootstrapError> {
-        let have = got.as_ref().map_or_else(|(count, _)| *count, |()| magic.len());
+        let have = got
+            .as_ref()
+            .map_or_else(|(count, _)| *count, |()| magic.len());
         let known = have.min(MAGIC.len() - 1);
         if magic[..known] != MAGIC[..known] {
             let found = magic[..have].to_vec();
-            return Err(BootstrapError::WrongProtocol { address: self.name.clone(), found });
+            return Err(BootstrapError::WrongProtocol {
+                address: self.name.clone(),
+                found,
+            });
         }
         got.map_err(|(_, error)| self.failed(error))?;
         match (magic[7], MAGIC[7]) {
             (found, expected) if found == expected => Ok(()),
-            (found, expected) => {
-                Err(BootstrapError::WrongVersion { address: self.name.clone(), found, expected })
-            }
+            (found, expected) => Err(BootstrapError::WrongVersion {
+                address: self.name.clone(),
+                found,
+                expected,
+            }),
         }
     }
 
@@ -356,7 +422,10 @@ impl Channel {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, TimedOut, UnexpectedEof};
         let address = self.name.clone();
         match source.kind() {
-            TimedOut => BootstrapError::NoAnswer { address, after: self.timeout },
+            TimedOut => BootstrapError::NoAnswer {
+                address,
+                after: self.timeout,
+            },
             UnexpectedEof | ConnectionReset | BrokenPipe => BootstrapError::Closed { address },
             _ => BootstrapError::Io { address, source },
         }
@@ -401,5 +470,167 @@ fn wait_until(fd: &impl AsFd, flags: PollFlags, deadline: Instant) -> io::Result
             Ok(_) => return Ok(()),
             Err(error) => return Err(error.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(5);
+    const AT_ONCE: Duration = Duration::from_millis(50);
+
+    fn listener() -> (TcpListener, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        (listener, address)
+    }
+
+    /// What `exchange` says when the server behaves like `server`.
+    fn against(
+        server: impl FnOnce(TcpStream) + Send + 'static,
+        timeout: Duration,
+    ) -> Result<Vec<u8>, BootstrapError> {
+        let (listener, address) = listener();
+        let thread = std::thread::spawn(move || server(listener.accept().unwrap().0));
+        let result = exchange(&address, b"client", timeout);
+        thread.join().unwrap();
+        result
+    }
+
+    #[test]
+    fn both_sides_get_the_other_ones_bytes() {
+        for len in [0, 1, 1000, MAX_MESSAGE] {
+            let (listener, address) = listener();
+            let large = vec![7; len];
+            let server = std::thread::spawn(move || serve(&listener, b"server", SOON).unwrap());
+            assert_eq!(exchange(&address, &large, SOON).unwrap(), b"server");
+            let answer = server.join().unwrap();
+            assert_eq!(answer.bytes, large);
+            assert!(answer.address.ip().is_loopback());
+        }
+    }
+
+    #[test]
+    fn a_channel_carries_many_messages_both_ways() {
+        let (listener, address) = listener();
+        let echo = std::thread::spawn(move || {
+            let mut channel = Channel::accept(&listener, SOON).unwrap();
+            while let Ok(message) = channel.receive_patiently() {
+                channel.send(&message).unwrap();
+            }
+        });
+        let mut channel = Channel::connect(&address, SOON).unwrap();
+        for len in [3, 0, 70_000] {
+            channel.send(&vec![1; len]).unwrap();
+            assert_eq!(channel.receive().unwrap().len(), len);
+        }
+        drop(channel);
+        echo.join().unwrap();
+    }
+
+    #[test]
+    fn nobody_listening_is_refused() {
+        let (listener, address) = listener();
+        drop(listener);
+        assert!(matches!(
+            exchange(&address, b"", SOON),
+            Err(BootstrapError::Refused { .. })
+        ));
+    }
+
+    #[test]
+    fn nobody_connecting_is_said() {
+        let (listener, _) = listener();
+        let result = serve(&listener, b"", AT_ONCE);
+        assert!(matches!(result, Err(BootstrapError::NobodyCame { .. })));
+    }
+
+    #[test]
+    fn names_without_an_address_are_unresolved() {
+        let result = exchange("127.0.0.1", b"", SOON);
+        assert!(
+            matches!(result, Err(BootstrapError::Unresolved { .. })),
+            "no port: {result:?}"
+        );
+    }
+
+    #[test]
+    fn another_protocol_is_recognised_by_its_first_bytes() {
+        for words in [
+            &b"SSH-2.0-OpenSSH_9.2\r\n"[..],
+            b"HTTP/1.1 400 Bad Request\r\n",
+            b"hi",
+        ] {
+            let result = against(move |mut stream| stream.write_all(words).unwrap(), SOON);
+            assert!(
+                matches!(result, Err(BootstrapError::WrongProtocol { .. })),
+                "{result:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn another_version_is_recognised() {
+        let result = against(|mut stream| stream.write_all(b"tcpx-bs\x09").unwrap(), SOON);
+        assert!(
+            matches!(result, Err(BootstrapError::WrongVersion { found: 9, .. })),
+            "{result:?}"
+        );
+    }
+
+    #[test]
+    fn silence_is_no_answer_and_goodbye_is_closed() {
+        let (listener, address) = listener();
+        let result = exchange(&address, b"", AT_ONCE);
+        assert!(
+            matches!(result, Err(BootstrapError::NoAnswer { .. })),
+            "{result:?}"
+        );
+        drop(listener);
+        let result = against(|mut stream| drop(stream.read(&mut [0; 64])), SOON);
+        assert!(
+            matches!(result, Err(BootstrapError::Closed { .. })),
+            "{result:?}"
+        );
+    }
+
+    #[test]
+    fn a_message_that_stops_half_way_ends_in_time() {
+        let result = against(
+            |mut stream| {
+                stream.write_all(&MAGIC).unwrap();
+                stream.write_all(&[0, 0, 1, 0, 42]).unwrap();
+                let _ = stream.read(&mut [0; 64]);
+                std::thread::sleep(2 * AT_ONCE);
+            },
+            AT_ONCE,
+        );
+        assert!(
+            matches!(result, Err(BootstrapError::NoAnswer { .. })),
+            "{result:?}"
+        );
+    }
+
+    #[test]
+    fn lengths_are_bounded_before_they_are_believed() {
+        let result = against(
+            |mut stream| {
+                stream.write_all(&MAGIC).unwrap();
+                stream.write_all(&u32::MAX.to_be_bytes()).unwrap();
+                let _ = stream.read(&mut [0; 64]);
+            },
+            SOON,
+        );
+        assert!(
+            matches!(result, Err(BootstrapError::TooLong { .. })),
+            "{result:?}"
+        );
+        let (_listener, address) = listener();
+        let result = exchange(&address, &vec![0; MAX_MESSAGE + 1], SOON);
+        assert!(
+            matches!(result, Err(BootstrapError::TooLong { .. })),
+            "{result:?}"
+        );
     }
 }

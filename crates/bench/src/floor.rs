@@ -111,14 +111,15 @@ impl Listener {
                 continue;
             }
             let index = usize::from(u16::from_be_bytes([hello[24], hello[25]]));
-            if hello[..8] == MAGIC && hello[8..24] == self.nonce {
-                if let Some(slot) = sockets.get_mut(index) {
-                    configure(&socket)?;
-                    *slot = Some(socket);
-                }
+            let ours = hello[..8] == MAGIC && hello[8..24] == self.nonce;
+            if let (true, Some(slot)) = (ours, sockets.get_mut(index)) {
+                configure(&socket)?;
+                *slot = Some(socket);
             }
         }
-        Ok(Streams { sockets: sockets.into_iter().flatten().collect() })
+        Ok(Streams {
+            sockets: sockets.into_iter().flatten().collect(),
+        })
     }
 }
 
@@ -285,13 +286,19 @@ impl Cursor {
                 return;
             }
             by -= rest;
-            *self = Cursor { block: self.block + 1, offset: 0 };
+            *self = Cursor {
+                block: self.block + 1,
+                offset: 0,
+            };
         }
     }
 }
 
 fn send(mut socket: &TcpStream, blocks: &[&mut [u8]], call_bytes: usize) -> io::Result<()> {
-    let mut at = Cursor { block: 0, offset: 0 };
+    let mut at = Cursor {
+        block: 0,
+        offset: 0,
+    };
     let mut pieces = Vec::with_capacity(MAX_PIECES);
     while at.block < blocks.len() {
         pieces.clear();
@@ -312,7 +319,10 @@ fn send(mut socket: &TcpStream, blocks: &[&mut [u8]], call_bytes: usize) -> io::
 }
 
 fn receive(mut socket: &TcpStream, blocks: &mut [&mut [u8]], call_bytes: usize) -> io::Result<()> {
-    let mut at = Cursor { block: 0, offset: 0 };
+    let mut at = Cursor {
+        block: 0,
+        offset: 0,
+    };
     while at.block < blocks.len() {
         let mut pieces = Vec::with_capacity(MAX_PIECES);
         let (mut offset, mut room) = (at.offset, call_bytes);
@@ -371,7 +381,10 @@ struct Gate {
 
 impl Gate {
     fn new(threads: usize) -> Gate {
-        Gate { barrier: (threads > 1).then(|| Barrier::new(threads)), failed: AtomicBool::new(false) }
+        Gate {
+            barrier: (threads > 1).then(|| Barrier::new(threads)),
+            failed: AtomicBool::new(false),
+        }
     }
 
     /// Waits for the others. Everyone leaves by the same gate: a failure anywhere is an error for all.
@@ -384,7 +397,9 @@ impl Gate {
         }
         if self.failed.load(Ordering::Relaxed) {
             let error = result.as_ref().err();
-            return Err(error.map_or(io::ErrorKind::ConnectionAborted, io::Error::kind).into());
+            return Err(error
+                .map_or(io::ErrorKind::ConnectionAborted, io::Error::kind)
+                .into());
         }
         Ok(())
     }
@@ -452,20 +467,33 @@ mod tests {
 
     #[test]
     fn shares_hold_every_byte_once_and_in_order() {
-        for (total, block, streams) in
-            [(1, 1, 4), (100_000, 0, 3), (1 << 20, 4096, 1), (1_000_003, 999, 4), (200_000, 7, 8)]
-        {
+        for (total, block, streams) in [
+            (1, 1, 4),
+            (100_000, 0, 3),
+            (1 << 20, 4096, 1),
+            (1_000_003, 999, 4),
+            (200_000, 7, 8),
+        ] {
             let shape = Shape::new(Op::Write, total, block, true).unwrap();
             let spans = shape.spans(Side::Initiator);
             let mut memory = vec![0; total as usize];
             Pattern::new(1).fill(0, &mut memory);
-            let expected: Vec<u8> =
-                spans.iter().flat_map(|s| &memory[s.offset..s.offset + s.len]).copied().collect();
+            let expected: Vec<u8> = spans
+                .iter()
+                .flat_map(|s| &memory[s.offset..s.offset + s.len])
+                .copied()
+                .collect();
             let blocks = Blocks::new(spans);
             let shares = blocks.share(&mut memory, streams);
             assert!(shares.len() <= streams);
             assert!(shares.iter().flatten().all(|block| !block.is_empty()));
-            assert_eq!(shares.concat().concat(), expected);
+            let found: Vec<u8> = shares
+                .iter()
+                .flatten()
+                .flat_map(|b| b.iter())
+                .copied()
+                .collect();
+            assert_eq!(found, expected);
         }
     }
 
@@ -478,10 +506,17 @@ mod tests {
             (Op::Read, 8 << 20, 0, 2, Waiting::Poll),
         ] {
             let shape = Shape::new(op, total, block, true).unwrap();
-            let tuning = Tuning { call_bytes: 100_000, waiting };
+            let tuning = Tuning {
+                call_bytes: 100_000,
+                waiting,
+            };
             let mut own = vec![0; total as usize];
             let mut theirs = vec![0; total as usize];
-            let source = if op == Op::Write { &mut own } else { &mut theirs };
+            let source = if op == Op::Write {
+                &mut own
+            } else {
+                &mut theirs
+            };
             Pattern::new(5).fill(0, source);
 
             let listener = Listener::bind([127, 0, 0, 1].into(), [9; 16]).unwrap();
@@ -498,7 +533,9 @@ mod tests {
                 });
                 let connected = Streams::connect(address, [9; 16], streams, wait).unwrap();
                 let blocks = Blocks::new(shape.spans(Side::Initiator));
-                connected.initiate(op, &mut own, &blocks, 4, tuning).unwrap()
+                connected
+                    .initiate(op, &mut own, &blocks, 4, tuning)
+                    .unwrap()
             });
             assert_eq!(samples.len(), 4);
             let destination = if op == Op::Write { &theirs } else { &own };
@@ -515,8 +552,15 @@ mod tests {
         drop(listener.accept(3, wait).unwrap());
         let shape = Shape::new(Op::Write, 1 << 20, 0, true).unwrap();
         let blocks = Blocks::new(shape.spans(Side::Initiator));
-        let tuning = Tuning { call_bytes: 1 << 20, waiting: Waiting::Block };
+        let tuning = Tuning {
+            call_bytes: 1 << 20,
+            waiting: Waiting::Block,
+        };
         let mut memory = vec![0; 1 << 20];
-        assert!(connected.initiate(Op::Write, &mut memory, &blocks, 2, tuning).is_err());
+        assert!(
+            connected
+                .initiate(Op::Write, &mut memory, &blocks, 2, tuning)
+                .is_err()
+        );
     }
 }

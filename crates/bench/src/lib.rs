@@ -14,6 +14,7 @@
 //! | [`bootstrap`] | two programs exchange their first bytes (also used by `tcpx check`) |
 //! | [`peer`] | the second process: spawned here, or a server elsewhere |
 //! | [`measure`] | [`Bench`](measure::Bench): rounds, warm-up, verification, one result a case |
+//! | [`prepare`](mod@prepare) | what preparing and posting many segments cost |
 //! | [`stats`] | medians, percentiles, ratios; pure |
 //! | [`suite`] | the named cases, and cases from options; pure |
 //! | [`soak`] | memory, descriptors and throughput over a long time; idle cost |
@@ -28,6 +29,9 @@ pub mod machine;
 pub mod measure;
 mod memory;
 pub mod peer;
+pub mod prepare;
+pub mod report;
+pub mod soak;
 pub mod stats;
 pub mod suite;
 pub mod units;

@@ -29,8 +29,12 @@ impl Machine {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         Machine {
             host: text(uname.nodename()),
-            kernel: [uname.sysname(), uname.release(), uname.machine()].map(text).join(" "),
-            cpu: field(&cpuinfo, "model name").unwrap_or("unknown").to_owned(),
+            kernel: [uname.sysname(), uname.release(), uname.machine()]
+                .map(text)
+                .join(" "),
+            cpu: field(&cpuinfo, "model name")
+                .unwrap_or("unknown")
+                .to_owned(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             memory_bytes: memory("MemTotal"),
             tcp: ["tcp_rmem", "tcp_wmem", "tcp_congestion_control"]

@@ -133,23 +133,42 @@ pub struct Options {
 pub fn cases(options: &Options) -> Result<Vec<Case>, Error> {
     options.check()?;
     let mut cases = Vec::new();
-    let all = options.cases.is_empty() && options.sizes.is_empty() && options.block_sizes.is_empty();
+    let all =
+        options.cases.is_empty() && options.sizes.is_empty() && options.block_sizes.is_empty();
     for named in NAMED {
         if all || options.cases.iter().any(|name| name == named.name) {
             let blocks = (named.total_bytes, named.block_bytes);
-            options.push(&mut cases, named.name, Group::Named, blocks, named.iterations)?;
+            options.push(
+                &mut cases,
+                named.name,
+                Group::Named,
+                blocks,
+                named.iterations,
+            )?;
         }
     }
     for &total in options.custom_sizes() {
         for &block in or(&options.block_sizes, &[0]) {
             let name = custom_name(total, block);
-            options.push(&mut cases, &name, Group::Custom, (total, block), iterations(total))?;
+            options.push(
+                &mut cases,
+                &name,
+                Group::Custom,
+                (total, block),
+                iterations(total),
+            )?;
         }
     }
     if options.sweep {
         for total in SWEEP_BYTES {
             let name = custom_name(total, 0);
-            options.push(&mut cases, &name, Group::Sweep, (total, 0), iterations(total) / 2)?;
+            options.push(
+                &mut cases,
+                &name,
+                Group::Sweep,
+                (total, 0),
+                iterations(total) / 2,
+            )?;
         }
     }
     Ok(cases)
@@ -161,22 +180,38 @@ impl Options {
         if let Some(name) = self.cases.iter().find(|name| !known(name)) {
             let names = NAMED.map(|named| named.name).join(", ");
             let reason = format!("there is no such case; known are {names}");
-            return Err(Error::Option { option: "case", value: name.clone(), reason });
+            return Err(Error::Option {
+                option: "case",
+                value: name.clone(),
+                reason,
+            });
         }
         if self.iterations == Some(0) {
             let reason = "at least one iteration is needed".into();
-            return Err(Error::Option { option: "iterations", value: "0".into(), reason });
+            return Err(Error::Option {
+                option: "iterations",
+                value: "0".into(),
+                reason,
+            });
         }
         if self.duration == Some(Duration::ZERO) {
             let reason = "some time is needed".into();
-            return Err(Error::Option { option: "duration", value: "0".into(), reason });
+            return Err(Error::Option {
+                option: "duration",
+                value: "0".into(),
+                reason,
+            });
         }
         Ok(())
     }
 
     /// Block sizes without sizes mean 64 MiB of such blocks.
     fn custom_sizes(&self) -> &[u64] {
-        if self.block_sizes.is_empty() { &self.sizes } else { or(&self.sizes, &[64 << 20]) }
+        if self.block_sizes.is_empty() {
+            &self.sizes
+        } else {
+            or(&self.sizes, &[64 << 20])
+        }
     }
 
     fn push(
@@ -195,12 +230,24 @@ impl Options {
         let latency = total <= LATENCY_BYTES;
         // A few dozen small transfers wake the CPUs up, two large ones touch every page.
         let warmup = self.warmup.unwrap_or(if latency { 200 } else { 2 });
-        let waiting =
-            self.waiting.unwrap_or(if latency { Waiting::Poll } else { Waiting::Block });
+        let waiting = self.waiting.unwrap_or(if latency {
+            Waiting::Poll
+        } else {
+            Waiting::Block
+        });
         for &op in or(&self.ops, &[Op::Read, Op::Write]) {
             let shape = Shape::new(op, total, block, !self.ordered)?;
-            let workload = Workload { shape, limit, warmup };
-            cases.push(Case { name: name.to_owned(), workload, waiting, group });
+            let workload = Workload {
+                shape,
+                limit,
+                warmup,
+            };
+            cases.push(Case {
+                name: name.to_owned(),
+                workload,
+                waiting,
+                group,
+            });
         }
         Ok(())
     }
@@ -211,7 +258,11 @@ fn or<'v, T>(values: &'v [T], default: &'v [T]) -> &'v [T] {
 }
 
 fn custom_name(total: u64, block: u64) -> String {
-    let compact = |bytes| crate::units::bytes(bytes).replace(' ', "").replace("iB", "");
+    let compact = |bytes| {
+        crate::units::bytes(bytes)
+            .replace(' ', "")
+            .replace("iB", "")
+    };
     match block {
         0 => compact(total),
         block if block >= total => compact(total),
@@ -221,7 +272,7 @@ fn custom_name(total: u64, block: u64) -> String {
 
 /// About 2 GiB of traffic, at least 10 and at most 10,000 iterations.
 fn iterations(total_bytes: u64) -> u32 {
-    ((2 << 30) / total_bytes).clamp(10, 10_000) as u32
+    ((2 << 30) / total_bytes.max(1)).clamp(10, 10_000) as u32
 }
 
 #[cfg(test)]
@@ -233,7 +284,10 @@ mod tests {
         let cases = cases(&Options::default()).unwrap();
         assert_eq!(cases.len(), 2 * NAMED.len());
         let latency = &cases[0];
-        assert_eq!((latency.name.as_str(), latency.waiting), ("lat4k", Waiting::Poll));
+        assert_eq!(
+            (latency.name.as_str(), latency.waiting),
+            ("lat4k", Waiting::Poll)
+        );
         let scattered = cases.iter().find(|case| case.name == "kv4k").unwrap();
         assert_eq!(scattered.waiting, Waiting::Block);
         assert_eq!(scattered.workload.shape.blocks(), 16384);
@@ -243,10 +297,17 @@ mod tests {
     #[test]
     fn names_sizes_and_blocks_are_options() {
         let names = |options: &Options| -> Vec<String> {
-            cases(options).unwrap().into_iter().map(|case| case.name).collect()
+            cases(options)
+                .unwrap()
+                .into_iter()
+                .map(|case| case.name)
+                .collect()
         };
-        let mut options =
-            Options { cases: vec!["kv4k".into()], ops: vec![Op::Read], ..Options::default() };
+        let mut options = Options {
+            cases: vec!["kv4k".into()],
+            ops: vec![Op::Read],
+            ..Options::default()
+        };
         assert_eq!(names(&options), ["kv4k"]);
         options.sizes = vec![1 << 20, 4096];
         assert_eq!(names(&options), ["kv4k", "1M", "4K"]);
@@ -273,7 +334,10 @@ mod tests {
         let case = cases(&options).unwrap().remove(0);
         assert_eq!(case.workload.limit, Limit::Iterations(7));
         assert_eq!((case.waiting, case.workload.warmup), (Waiting::Block, 0));
-        let options = Options { duration: Some(Duration::from_secs(1)), ..options };
+        let options = Options {
+            duration: Some(Duration::from_secs(1)),
+            ..options
+        };
         let case = cases(&options).unwrap().remove(0);
         assert_eq!(case.workload.limit, Limit::Duration(Duration::from_secs(1)));
     }
@@ -281,9 +345,24 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         let wrong = |options: Options| cases(&options).unwrap_err().to_string();
-        let name = wrong(Options { cases: vec!["kv8k".into()], ..Options::default() });
+        let name = wrong(Options {
+            cases: vec!["kv8k".into()],
+            ..Options::default()
+        });
         assert!(name.contains("kv8k") && name.contains("kv16k"), "{name}");
-        assert!(wrong(Options { iterations: Some(0), ..Options::default() }).contains("iterations"));
-        assert!(wrong(Options { sizes: vec![0], ..Options::default() }).contains("0 bytes"));
+        assert!(
+            wrong(Options {
+                iterations: Some(0),
+                ..Options::default()
+            })
+            .contains("iterations")
+        );
+        assert!(
+            wrong(Options {
+                sizes: vec![0],
+                ..Options::default()
+            })
+            .contains("0 bytes")
+        );
     }
 }

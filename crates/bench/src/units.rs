@@ -62,6 +62,9 @@ mod tests {
 
     #[test]
     fn rates_are_decimal() {
-        assert_eq!(gigabytes_per_second(2_000_000_000, Duration::from_secs(1)), 2.0);
+        assert_eq!(
+            gigabytes_per_second(2_000_000_000, Duration::from_secs(1)),
+            2.0
+        );
     }
 }

@@ -20,7 +20,11 @@ pub struct Usage {
 impl Usage {
     /// This process, now.
     pub fn now() -> Usage {
-        Usage { cpu: cpu(), resident_bytes: resident_bytes(), descriptors: descriptors() }
+        Usage {
+            cpu: cpu(),
+            resident_bytes: resident_bytes(),
+            descriptors: descriptors(),
+        }
     }
 }
 
@@ -34,7 +38,11 @@ pub fn cpu() -> Duration {
 /// Second field of `statm`, in pages. 0 where there is no `/proc`.
 fn resident_bytes() -> u64 {
     let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages: u64 = statm.split_ascii_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0);
+    let pages: u64 = statm
+        .split_ascii_whitespace()
+        .nth(1)
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(0);
     pages * rustix::param::page_size() as u64
 }
 

@@ -107,7 +107,9 @@ pub enum ShapeError {
         total_bytes: u64,
     },
     /// Blocks too small for the size.
-    #[error("{blocks} blocks of {block_bytes} bytes is more than the {MAX_BLOCKS} allowed; use larger blocks")]
+    #[error(
+        "{blocks} blocks of {block_bytes} bytes is more than the {MAX_BLOCKS} allowed; use larger blocks"
+    )]
     TooManyBlocks {
         /// How many there would be.
         blocks: u64,
@@ -137,9 +139,17 @@ impl Shape {
         };
         let blocks = total_bytes.div_ceil(block_bytes);
         if blocks > MAX_BLOCKS {
-            return Err(ShapeError::TooManyBlocks { blocks, block_bytes });
+            return Err(ShapeError::TooManyBlocks {
+                blocks,
+                block_bytes,
+            });
         }
-        Ok(Shape { op, total_bytes, block_bytes, shuffled })
+        Ok(Shape {
+            op,
+            total_bytes,
+            block_bytes,
+            shuffled,
+        })
     }
 
     /// The direction.
@@ -172,8 +182,12 @@ impl Shape {
     pub fn spans(&self, side: Side) -> Vec<Span> {
         let block = self.block_bytes as usize;
         let whole = (self.total_bytes / self.block_bytes) as usize;
-        let mut spans: Vec<Span> =
-            (0..whole).map(|index| Span { offset: index * block, len: block }).collect();
+        let mut spans: Vec<Span> = (0..whole)
+            .map(|index| Span {
+                offset: index * block,
+                len: block,
+            })
+            .collect();
         if self.shuffled {
             let mut random = SplitMix(match side {
                 Side::Initiator => 0x1d87_2b41_9a4c_5e03,
@@ -188,7 +202,10 @@ impl Shape {
         let rest = (self.total_bytes % self.block_bytes) as usize;
         if rest > 0 {
             // The short block stays last on both sides: partners must have equal lengths.
-            spans.push(Span { offset: whole * block, len: rest });
+            spans.push(Span {
+                offset: whole * block,
+                len: rest,
+            });
         }
         spans
     }
@@ -198,8 +215,16 @@ impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.op, crate::units::bytes(self.total_bytes))?;
         if self.block_bytes < self.total_bytes {
-            let order = if self.shuffled { "scattered" } else { "ordered" };
-            write!(f, " in {order} {} blocks", crate::units::bytes(self.block_bytes))?;
+            let order = if self.shuffled {
+                "scattered"
+            } else {
+                "ordered"
+            };
+            write!(
+                f,
+                " in {order} {} blocks",
+                crate::units::bytes(self.block_bytes)
+            )?;
         }
         Ok(())
     }
@@ -224,8 +249,18 @@ impl TryFrom<RawShape> for Shape {
 
 impl From<Shape> for RawShape {
     fn from(shape: Shape) -> RawShape {
-        let Shape { op, total_bytes, block_bytes, shuffled } = shape;
-        RawShape { op, total_bytes, block_bytes, shuffled }
+        let Shape {
+            op,
+            total_bytes,
+            block_bytes,
+            shuffled,
+        } = shape;
+        RawShape {
+            op,
+            total_bytes,
+            block_bytes,
+            shuffled,
+        }
     }
 }
 
@@ -251,7 +286,9 @@ pub struct Pattern {
 
 /// The first byte that is not what it should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
-#[error("byte {offset} of the destination is {found:#04x}, expected {expected:#04x} (byte {source_offset} of the source)")]
+#[error(
+    "byte {offset} of the destination is {found:#04x}, expected {expected:#04x} (byte {source_offset} of the source)"
+)]
 pub struct Mismatch {
     /// Where, in the destination buffer.
     pub offset: u64,
@@ -267,7 +304,9 @@ impl Pattern {
     /// The pattern of a seed.
     pub fn new(seed: u64) -> Pattern {
         // Spread the seed over all bits: neighbouring seeds give unrelated patterns.
-        Pattern { seed: SplitMix(seed).next() }
+        Pattern {
+            seed: SplitMix(seed).next(),
+        }
     }
 
     /// Fills `out` with the bytes at positions `at`, `at + 1`, ...
@@ -302,7 +341,9 @@ impl Pattern {
         }
         let edges = (0..head).chain(tail..bytes.len());
         let clean = differences == 0
-            && edges.into_iter().all(|index| bytes[index] == self.byte(at + index as u64));
+            && edges
+                .into_iter()
+                .all(|index| bytes[index] == self.byte(at + index as u64));
         if clean {
             return None;
         }
@@ -323,7 +364,10 @@ impl Pattern {
 /// source buffer was filled with.
 pub fn verify(shape: &Shape, pattern: Pattern, destination: &[u8]) -> Result<(), Mismatch> {
     let source = shape.op().source();
-    let pairs = shape.spans(source).into_iter().zip(shape.spans(source.other()));
+    let pairs = shape
+        .spans(source)
+        .into_iter()
+        .zip(shape.spans(source.other()));
     for (from, to) in pairs {
         let landed = &destination[to.offset..to.offset + to.len];
         if let Some(index) = pattern.first_difference(from.offset as u64, landed) {
@@ -394,16 +438,30 @@ mod tests {
         let local = shape.spans(Side::Initiator);
         let remote = shape.spans(Side::Target);
         assert!(local.iter().zip(&remote).all(|(a, b)| a.len == b.len));
-        let moved = local.iter().zip(&remote).filter(|(a, b)| a.offset != b.offset).count();
+        let moved = local
+            .iter()
+            .zip(&remote)
+            .filter(|(a, b)| a.offset != b.offset)
+            .count();
         assert!(moved > 900, "only {moved} of 1000 blocks change places");
-        assert_eq!(local, shape.spans(Side::Initiator), "shuffles are deterministic");
+        assert_eq!(
+            local,
+            shape.spans(Side::Initiator),
+            "shuffles are deterministic"
+        );
     }
 
     #[test]
     fn one_block_when_the_block_is_the_total_or_unspecified() {
         for block in [0, 4096, 1 << 30] {
             let shape = shape(4096, block, true);
-            assert_eq!(shape.spans(Side::Target), [Span { offset: 0, len: 4096 }]);
+            assert_eq!(
+                shape.spans(Side::Target),
+                [Span {
+                    offset: 0,
+                    len: 4096
+                }]
+            );
         }
     }
 
@@ -419,7 +477,10 @@ mod tests {
             Err(ShapeError::TooManyBlocks { .. })
         ));
         let wire = r#"{"op":"read","total_bytes":0,"block_bytes":0,"shuffled":false}"#;
-        assert!(serde_json::from_str::<Shape>(wire).is_err(), "the wire is checked as well");
+        assert!(
+            serde_json::from_str::<Shape>(wire).is_err(),
+            "the wire is checked as well"
+        );
     }
 
     #[test]
@@ -469,7 +530,10 @@ mod tests {
             assert_eq!(verify(&shape, pattern, &destination), Ok(()));
             assert!(verify(&shape, Pattern::new(12), &destination).is_err());
             destination[54_321] ^= 1;
-            assert_eq!(verify(&shape, pattern, &destination).unwrap_err().offset, 54_321);
+            assert_eq!(
+                verify(&shape, pattern, &destination).unwrap_err().offset,
+                54_321
+            );
         }
     }
 }

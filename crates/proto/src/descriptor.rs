@@ -13,7 +13,7 @@ use crate::secret::constant_time_eq;
 /// Layout version that [`RegionDescriptor::encode`] writes in its first byte.
 const VERSION: u8 = 1;
 
-/// What a peer must present to access a region: 128 random bits, made when it was registered.
+/// What a peer must present to access a region: 128 bits that nobody can guess.
 ///
 /// `Debug` prints none of it and comparing takes the same time for any two keys.
 #[derive(Clone, Copy)]

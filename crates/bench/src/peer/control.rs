@@ -136,8 +136,9 @@ pub(super) fn send(channel: &mut Channel, message: &impl Serialize) -> Result<()
 
 /// Reads one message from the bytes of one.
 pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
-    serde_json::from_slice(bytes)
-        .map_err(|error| Error::Protocol { what: format!("a message that makes no sense: {error}") })
+    serde_json::from_slice(bytes).map_err(|error| Error::Protocol {
+        what: format!("a message that makes no sense: {error}"),
+    })
 }
 
 #[cfg(test)]
@@ -149,11 +150,20 @@ mod tests {
     #[test]
     fn messages_survive_the_wire() {
         let shape = Shape::new(Op::Read, 1 << 20, 4 << 10, true).unwrap();
-        let tuning = Tuning { call_bytes: 1 << 20, waiting: Waiting::Block };
+        let tuning = Tuning {
+            call_bytes: 1 << 20,
+            waiting: Waiting::Block,
+        };
         for request in [
-            Request::Hello { version: 1, settings: vec![("lanes".into(), "2".into())] },
+            Request::Hello {
+                version: 1,
+                settings: vec![("lanes".into(), "2".into())],
+            },
             Request::Prepare { shape },
-            Request::FloorRun { iterations: 3, tuning },
+            Request::FloorRun {
+                iterations: 3,
+                tuning,
+            },
             Request::Quit,
         ] {
             let bytes = serde_json::to_vec(&request).unwrap();
@@ -163,8 +173,17 @@ mod tests {
 
     #[test]
     fn nonsense_is_an_error() {
-        for bytes in [&b""[..], b"{", b"\"dance\"", b"{\"prepare\":{\"shape\":{}}}", &[0xff; 9]] {
-            assert!(matches!(parse::<Request>(bytes), Err(Error::Protocol { .. })));
+        for bytes in [
+            &b""[..],
+            b"{",
+            b"\"dance\"",
+            b"{\"prepare\":{\"shape\":{}}}",
+            &[0xff; 9],
+        ] {
+            assert!(matches!(
+                parse::<Request>(bytes),
+                Err(Error::Protocol { .. })
+            ));
         }
     }
 }

@@ -37,18 +37,26 @@ pub struct Program {
 
 impl Program {
     /// This very program, with other arguments.
-    pub fn same(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Program, Error> {
+    pub fn same(
+        arguments: impl IntoIterator<Item = impl Into<OsString>>,
+    ) -> Result<Program, Error> {
         // The link, not its target: it stays right when the file is replaced by a new build.
         let path = PathBuf::from("/proc/self/exe");
         let path = if path.exists() { path } else { this_program()? };
         let arguments = arguments.into_iter().map(Into::into).collect();
-        Ok(Program { path, arguments, environment: Vec::new() })
+        Ok(Program {
+            path,
+            arguments,
+            environment: Vec::new(),
+        })
     }
 }
 
 fn this_program() -> Result<PathBuf, Error> {
-    std::env::current_exe()
-        .map_err(|source| Error::Spawn { program: "this program".into(), source })
+    std::env::current_exe().map_err(|source| Error::Spawn {
+        program: "this program".into(),
+        source,
+    })
 }
 
 /// The other process of a measurement.
@@ -64,7 +72,10 @@ impl Remote {
     /// Starts a second process on this machine. Its standard input is the control connection.
     pub fn spawn(program: &Program, settings: &[(String, String)]) -> Result<Remote, Error> {
         let name = program.path.display().to_string();
-        let failed = |source| Error::Spawn { program: name.clone(), source };
+        let failed = |source| Error::Spawn {
+            program: name.clone(),
+            source,
+        };
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         let child = Command::new(&program.path)
             .args(&program.arguments)
@@ -93,12 +104,23 @@ impl Remote {
         child: Option<Child>,
         settings: &[(String, String)],
     ) -> Result<Remote, Error> {
-        let mut remote =
-            Remote { channel, child, machine: Machine::default(), info: Vec::new() };
+        let mut remote = Remote {
+            channel,
+            child,
+            machine: Machine::default(),
+            info: Vec::new(),
+        };
         let shared = |(key, _): &&(String, String)| SHARED_SETTINGS.contains(&key.as_str());
         let settings = settings.iter().filter(shared).cloned().collect();
-        match remote.ask(&Request::Hello { version: VERSION, settings })? {
-            Reply::Hello { version: VERSION, machine, info } => {
+        match remote.ask(&Request::Hello {
+            version: VERSION,
+            settings,
+        })? {
+            Reply::Hello {
+                version: VERSION,
+                machine,
+                info,
+            } => {
                 (remote.machine, remote.info) = (machine, info);
                 Ok(remote)
             }
@@ -118,7 +140,9 @@ impl Remote {
 
     /// Whether it runs on this machine, as far as the control connection can tell.
     pub fn is_local(&self) -> bool {
-        self.channel.remote().is_none_or(|address| address.ip().is_loopback())
+        self.channel
+            .remote()
+            .is_none_or(|address| address.ip().is_loopback())
     }
 
     /// CPU time it has used so far.
@@ -161,10 +185,14 @@ impl Remote {
     /// Opens the streams of a floor.
     pub(crate) fn floor_streams(&mut self, count: usize) -> Result<Streams, Error> {
         let Reply::Listening { port, nonce } = self.ask(&Request::FloorListen)? else {
-            return Err(Error::Protocol { what: "no port for the floor".into() });
+            return Err(Error::Protocol {
+                what: "no port for the floor".into(),
+            });
         };
-        let address =
-            self.channel.remote().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |remote| remote.ip());
+        let address = self
+            .channel
+            .remote()
+            .map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |remote| remote.ip());
         let timeout = Duration::from_secs(10);
         let streams = Streams::connect(SocketAddr::new(address, port), nonce, count, timeout)
             .map_err(Error::Floor)?;
@@ -180,13 +208,11 @@ impl Remote {
         round: impl FnOnce() -> io::Result<T>,
     ) -> Result<T, Error> {
         send(&mut self.channel, &Request::FloorRun { iterations, tuning })?;
-        let result = round().map_err(Error::Floor);
-        if result.is_err() {
-            // Its half cannot end by itself: there is nothing left to agree on with this process.
-            return result;
-        }
+        // On an error its half cannot end by itself, and its answer is not waited for: there is
+        // nothing left to agree on with that process.
+        let result = round().map_err(Error::Floor)?;
         match self.answer()? {
-            Reply::Done => result,
+            Reply::Done => Ok(result),
             other => Err(unexpected(&other)),
         }
     }
@@ -223,7 +249,9 @@ impl Drop for Remote {
     fn drop(&mut self) {
         // Best effort: the closing connection says the same.
         let _ = send(&mut self.channel, &Request::Quit);
-        let Some(mut child) = self.child.take() else { return };
+        let Some(mut child) = self.child.take() else {
+            return;
+        };
         let deadline = Instant::now() + GRACE;
         while Instant::now() < deadline {
             if let Ok(Some(_)) | Err(_) = child.try_wait() {

@@ -67,7 +67,10 @@ impl Server {
     /// Listens on `address`; sessions start from `config`, which the client may adjust within
     /// [`SHARED_SETTINGS`].
     pub fn bind(address: SocketAddr, config: Config) -> io::Result<Server> {
-        Ok(Server { listener: TcpListener::bind(address)?, config })
+        Ok(Server {
+            listener: TcpListener::bind(address)?,
+            config,
+        })
     }
 
     /// Where it listens.
@@ -92,7 +95,8 @@ impl Server {
                 }
             };
             let address = channel.remote().expect("a TCP channel");
-            if !event(ServerEvent::Connected(address)) || !event(self.serve(channel, address).event())
+            if !event(ServerEvent::Connected(address))
+                || !event(self.serve(channel, address).event())
             {
                 return;
             }
@@ -101,7 +105,10 @@ impl Server {
 
     fn serve(&self, mut channel: Channel, address: SocketAddr) -> Outcome {
         channel.set_timeout(PATIENCE);
-        Outcome { address, result: serve(channel, self.config.clone(), || ()) }
+        Outcome {
+            address,
+            result: serve(channel, self.config.clone(), || ()),
+        }
     }
 }
 
@@ -128,32 +135,51 @@ fn serve(
     config: Config,
     closed: impl FnOnce() + Send + 'static,
 ) -> Result<(), Error> {
-    let address = channel.local().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |local| local.ip());
+    let address = channel
+        .local()
+        .map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |local| local.ip());
     let reader = channel.try_clone().map_err(|source| {
-        Error::Bootstrap(BootstrapError::Io { address: "the client".into(), source })
+        Error::Bootstrap(BootstrapError::Io {
+            address: "the client".into(),
+            source,
+        })
     })?;
     let requests = read_requests(reader, closed);
+    let result = obey_all(&requests, &mut channel, config, address);
+    channel.close();
+    result
+}
+
+fn obey_all(
+    requests: &Receiver<Result<Request, Error>>,
+    channel: &mut Channel,
+    config: Config,
+    address: IpAddr,
+) -> Result<(), Error> {
     let mut target = None;
     while let Ok(request) = requests.recv() {
-        let request = request?;
-        let reply = match (request, &mut target) {
-            (Request::Quit, _) => {
-                // The other side is leaving and reads no more.
-                let _ = send(&mut channel, &Reply::Done);
-                return Ok(());
-            }
+        let reply = match (request?, &mut target) {
+            (Request::Quit, _) => break,
             (Request::Hello { version, settings }, None) => {
                 Target::new(version, &settings, config.clone(), address).map(|new| {
                     let info = new.session.connection_info();
                     target = Some(new);
-                    Reply::Hello { version: VERSION, machine: Machine::here(), info }
+                    Reply::Hello {
+                        version: VERSION,
+                        machine: Machine::here(),
+                        info,
+                    }
                 })
             }
             (request, Some(target)) => target.obey(request),
-            (_, None) => Err(Error::Protocol { what: "a request before the greeting".into() }),
+            (_, None) => Err(Error::Protocol {
+                what: "a request before the greeting".into(),
+            }),
         };
-        let reply = reply.unwrap_or_else(|error| Reply::Failed { message: error.to_string() });
-        send(&mut channel, &reply)?;
+        let reply = reply.unwrap_or_else(|error| Reply::Failed {
+            message: error.to_string(),
+        });
+        send(channel, &reply)?;
     }
     Ok(())
 }
@@ -165,16 +191,19 @@ fn read_requests(
     // One request is outstanding at a time; a client that sends more waits.
     let (sender, receiver) = mpsc::sync_channel(1);
     std::thread::spawn(move || {
+        // Who connects has something to ask; later requests may be a long measurement apart.
+        let mut message = channel.receive();
         loop {
-            let request = match channel.receive_patiently() {
+            let request = match message {
                 Ok(bytes) => parse(&bytes),
                 Err(BootstrapError::Closed { .. }) => break,
                 Err(error) => Err(error.into()),
             };
-            let last = request.as_ref().map_or(true, |request| *request == Request::Quit);
-            if sender.send(request).is_err() || last {
-                return;
+            let failed = request.is_err();
+            if sender.send(request).is_err() || failed {
+                break;
             }
+            message = channel.receive_patiently();
         }
         drop(sender);
         closed();
@@ -234,7 +263,9 @@ impl Target {
     fn obey(&mut self, request: Request) -> Result<Reply, Error> {
         match request {
             Request::Hello { .. } | Request::Quit => {
-                return Err(Error::Protocol { what: "a second greeting".into() });
+                return Err(Error::Protocol {
+                    what: "a second greeting".into(),
+                });
             }
             Request::Prepare { shape } => return self.prepare(shape),
             Request::Fill { seed } => self.work()?.memory.fill(seed),
@@ -255,7 +286,9 @@ impl Target {
     }
 
     fn work(&mut self) -> Result<&mut Work, Error> {
-        let missing = || Error::Protocol { what: "no memory has been prepared".into() };
+        let missing = || Error::Protocol {
+            what: "no memory has been prepared".into(),
+        };
         self.work.as_mut().ok_or_else(missing)
     }
 
@@ -266,12 +299,20 @@ impl Target {
         if shape.total_bytes() > limit {
             let reason = format!("more than half of the memory that is free here ({limit} bytes)");
             let value = shape.total_bytes().to_string();
-            return Err(Error::Option { option: "size", value, reason });
+            return Err(Error::Option {
+                option: "size",
+                value,
+                reason,
+            });
         }
         let memory = Memory::new(&self.session, shape.total_bytes() as usize)?;
         let descriptor = memory.region().descriptor().to_bytes();
         let blocks = Blocks::new(shape.spans(Side::Target));
-        self.work = Some(Work { shape, blocks, memory });
+        self.work = Some(Work {
+            shape,
+            blocks,
+            memory,
+        });
         Ok(Reply::Region { descriptor })
     }
 
@@ -287,9 +328,15 @@ impl Target {
     fn floor_accept(&mut self, streams: usize) -> Result<(), Error> {
         if streams == 0 || streams > MAX_STREAMS {
             let reason = format!("a floor has 1 to {MAX_STREAMS}");
-            return Err(Error::Option { option: "streams", value: streams.to_string(), reason });
+            return Err(Error::Option {
+                option: "streams",
+                value: streams.to_string(),
+                reason,
+            });
         }
-        let missing = || Error::Protocol { what: "no listener for the floor".into() };
+        let missing = || Error::Protocol {
+            what: "no listener for the floor".into(),
+        };
         let listener = self.listener.take().ok_or_else(missing)?;
         self.streams = Some(listener.accept(streams, PATIENCE).map_err(Error::Floor)?);
         Ok(())
@@ -297,25 +344,40 @@ impl Target {
 
     fn floor_run(&mut self, iterations: u32, tuning: Tuning) -> Result<(), Error> {
         let (Some(work), Some(streams)) = (&mut self.work, &self.streams) else {
-            return Err(Error::Protocol { what: "a floor without memory or streams".into() });
+            return Err(Error::Protocol {
+                what: "a floor without memory or streams".into(),
+            });
         };
         let op = work.shape.op();
         streams
-            .serve(op, work.memory.idle_bytes(), &work.blocks, iterations, tuning)
+            .serve(
+                op,
+                work.memory.idle_bytes(),
+                &work.blocks,
+                iterations,
+                tuning,
+            )
             .map_err(Error::Floor)
     }
 
     fn sessions(&mut self, count: usize) -> Result<Reply, Error> {
         if count > MAX_SESSIONS {
             let reason = format!("at most {MAX_SESSIONS}");
-            return Err(Error::Option { option: "peers", value: count.to_string(), reason });
+            return Err(Error::Option {
+                option: "peers",
+                value: count.to_string(),
+                reason,
+            });
         }
         self.idle.clear();
         for index in 0..count {
             let name = format!("bench-idle-{}-{index}", std::process::id());
-            self.idle.push(Session::new(self.config.clone().with_name(name))?);
+            self.idle
+                .push(Session::new(self.config.clone().with_name(name))?);
         }
-        Ok(Reply::Sessions { infos: self.idle.iter().map(Session::connection_info).collect() })
+        Ok(Reply::Sessions {
+            infos: self.idle.iter().map(Session::connection_info).collect(),
+        })
     }
 }
 

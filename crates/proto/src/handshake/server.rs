@@ -252,9 +252,8 @@ impl Server {
     }
 
     fn fail(&mut self, error: HandshakeError) -> HandshakeError {
-        if let Some(code) = error.reject_code() {
-            self.out.extend(message::reject(code));
-        }
+        // In place of what was not sent yet: that was written for a peer that behaves.
+        self.out = error.reject_code().map(message::reject).unwrap_or_default();
         self.state = State::Failed(error);
         error
     }

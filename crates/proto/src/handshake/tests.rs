@@ -1,7 +1,8 @@
-//! Honest handshakes. Dishonest ones are in `adversary`, the transition table in `table`.
+//! Honest handshakes. Dishonest ones are in `adversary` and `tamper`, the transitions in `table`.
 
 mod adversary;
 mod table;
+mod tamper;
 
 use alloc::vec;
 use alloc::vec::Vec;

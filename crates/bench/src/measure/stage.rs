@@ -1,0 +1,235 @@
+//! One case, set up: what both contestants run over, and how each runs a round.
+
+use std::time::{Duration, Instant};
+
+use tcpx::{Peer, RemoteRegion, Segment, Session, Transfer, TransferState};
+
+use super::rounds::RoundPlan;
+use super::{Bench, Progress, Step};
+use crate::error::Error;
+use crate::floor::{Blocks, CALL_BYTES, Streams, Tuning, Waiting};
+use crate::memory::Memory;
+use crate::peer::Remote;
+use crate::stats::{Round, median_duration};
+use crate::suite::Case;
+use crate::usage;
+use crate::workload::{Limit, Mismatch, Op, Shape, Side};
+
+/// How long one transfer may take.
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// What was measured in turns.
+#[derive(Default)]
+pub(super) struct Rounds {
+    pub(super) engine: Vec<Round>,
+    pub(super) floor: Vec<Round>,
+}
+
+/// Everything one case needs, set up.
+pub(super) struct Stage<'b> {
+    remote: &'b mut Remote,
+    streams: Option<&'b Streams>,
+    seed: &'b mut u64,
+    shape: Shape,
+    blocks: Blocks,
+    memory: Memory,
+    transfer: Transfer,
+    pub(super) prepare: Duration,
+    pub(super) tuning: Tuning,
+}
+
+impl<'b> Stage<'b> {
+    pub(super) fn new(bench: &'b mut Bench, case: &Case) -> Result<Stage<'b>, Error> {
+        let shape = case.workload.shape;
+        let region = bench.remote.prepare(shape)?;
+        let memory = Memory::new(&bench.session, shape.total_bytes() as usize)?;
+        let start = Instant::now();
+        let transfer = prepare(&bench.session, &bench.peer, &shape, &memory, &region)?;
+        let prepare = start.elapsed();
+        Ok(Stage {
+            remote: &mut bench.remote,
+            streams: bench.streams.as_ref(),
+            seed: &mut bench.seed,
+            shape,
+            blocks: Blocks::new(shape.spans(Side::Initiator)),
+            memory,
+            transfer,
+            prepare,
+            tuning: Tuning {
+                call_bytes: CALL_BYTES[0],
+                waiting: case.waiting,
+            },
+        })
+    }
+
+    /// Poisons both buffers, moves the bytes with `run`, and checks every one of them.
+    pub(super) fn verified(
+        &mut self,
+        what: &str,
+        run: impl FnOnce(&mut Self) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let (source, poison) = (*self.seed, *self.seed + 1);
+        *self.seed += 2;
+        let seed = |side| {
+            if self.shape.op().source() == side {
+                source
+            } else {
+                poison
+            }
+        };
+        self.remote.fill(seed(Side::Target))?;
+        self.memory.fill(seed(Side::Initiator));
+        run(self)?;
+        let result = match self.shape.op() {
+            Op::Read => self.memory.verify(&self.shape, source),
+            Op::Write => self.remote.verify(source)?,
+        };
+        result.map_err(|mismatch: Mismatch| Error::Corrupt {
+            what: format!("{what} ({})", self.shape),
+            mismatch,
+        })
+    }
+
+    /// Warms both up, settles the floor's call size, and returns how long an iteration takes.
+    pub(super) fn warm_up(&mut self, iterations: u32, floor: bool) -> Result<Duration, Error> {
+        let iterations = iterations.max(1);
+        let engine = self.engine_round(iterations)?;
+        let mut slowest = median_duration(&engine.samples).unwrap_or_default();
+        if floor {
+            let mut best: Option<(Duration, usize)> = None;
+            for call_bytes in CALL_BYTES {
+                self.tuning.call_bytes = call_bytes;
+                // Three at least: one sample decides nothing.
+                let round = self.floor_round(iterations.max(3))?;
+                let time = median_duration(&round.samples).unwrap_or_default();
+                if best.is_none_or(|(fastest, _)| time < fastest) {
+                    best = Some((time, call_bytes));
+                }
+                if call_bytes as u64 >= self.shape.total_bytes() {
+                    break;
+                }
+            }
+            let (time, call_bytes) = best.expect("there is a candidate");
+            self.tuning.call_bytes = call_bytes;
+            slowest = slowest.max(time);
+        }
+        Ok(slowest)
+    }
+
+    /// Measures in turns until the limit is reached.
+    pub(super) fn rounds(
+        &mut self,
+        limit: Limit,
+        iteration: Duration,
+        floor: bool,
+        progress: &mut dyn Progress,
+    ) -> Result<Rounds, Error> {
+        let plan = RoundPlan::new(limit, iteration, floor);
+        let start = Instant::now();
+        let mut rounds = Rounds::default();
+        while let Some(iterations) = plan.next(rounds.engine.len(), start.elapsed()) {
+            let engine_first = rounds.engine.len().is_multiple_of(2);
+            if engine_first {
+                rounds.engine.push(self.engine_round(iterations)?);
+            }
+            if floor {
+                rounds.floor.push(self.floor_round(iterations)?);
+            }
+            if !engine_first {
+                rounds.engine.push(self.engine_round(iterations)?);
+            }
+            progress.step(Step::Measuring {
+                done: plan.done(rounds.engine.len(), start.elapsed()),
+                engine: self.rate(&rounds.engine).unwrap_or_default(),
+                floor: self.rate(&rounds.floor),
+            });
+        }
+        Ok(rounds)
+    }
+
+    /// GB/s of the latest round.
+    fn rate(&self, rounds: &[Round]) -> Option<f64> {
+        let elapsed = median_duration(&rounds.last()?.samples)?;
+        Some(crate::units::gigabytes_per_second(
+            self.shape.total_bytes(),
+            elapsed,
+        ))
+    }
+
+    pub(super) fn engine_round(&mut self, iterations: u32) -> Result<Round, Error> {
+        let mut samples = Vec::with_capacity(iterations as usize);
+        let target_before = self.remote.cpu()?;
+        let own_before = usage::cpu();
+        for _ in 0..iterations {
+            let start = Instant::now();
+            self.transfer.post()?;
+            complete(&self.transfer, self.tuning.waiting)?;
+            samples.push(start.elapsed());
+        }
+        let initiator_cpu = usage::cpu() - own_before;
+        let target_cpu = self.remote.cpu()?.saturating_sub(target_before);
+        Ok(Round {
+            samples,
+            initiator_cpu,
+            target_cpu,
+        })
+    }
+
+    pub(super) fn floor_round(&mut self, iterations: u32) -> Result<Round, Error> {
+        let missing = || Error::Protocol {
+            what: "the floor has no streams".into(),
+        };
+        let streams = self.streams.ok_or_else(missing)?;
+        let (op, tuning) = (self.shape.op(), self.tuning);
+        let target_before = self.remote.cpu()?;
+        let own_before = usage::cpu();
+        let (memory, blocks) = (self.memory.idle_bytes(), &self.blocks);
+        let samples = self.remote.floor_run(iterations, tuning, || {
+            streams.initiate(op, memory, blocks, iterations, tuning)
+        })?;
+        let initiator_cpu = usage::cpu() - own_before;
+        let target_cpu = self.remote.cpu()?.saturating_sub(target_before);
+        Ok(Round {
+            samples,
+            initiator_cpu,
+            target_cpu,
+        })
+    }
+}
+
+/// Prepares the transfer of a shape between this side's memory and the other's.
+pub(crate) fn prepare(
+    session: &Session,
+    peer: &Peer,
+    shape: &Shape,
+    memory: &Memory,
+    region: &RemoteRegion,
+) -> Result<Transfer, Error> {
+    let local = shape.spans(Side::Initiator);
+    let remote = shape.spans(Side::Target);
+    let segments = local.iter().zip(&remote).map(|(here, there)| Segment {
+        local: memory.region().at(here.offset),
+        remote: region.at(there.offset),
+        len: here.len,
+    });
+    let op = match shape.op() {
+        Op::Read => tcpx::Op::Read,
+        Op::Write => tcpx::Op::Write,
+    };
+    Ok(session.prepare(op, peer, segments)?)
+}
+
+/// Waits for a posted transfer.
+pub(crate) fn complete(transfer: &Transfer, waiting: Waiting) -> Result<(), Error> {
+    match waiting {
+        Waiting::Block => Ok(transfer.wait(TRANSFER_TIMEOUT)?),
+        Waiting::Poll => loop {
+            match transfer.poll() {
+                TransferState::Done => return Ok(()),
+                TransferState::InProgress => std::hint::spin_loop(),
+                // The peer's timeout bounds the loop; `wait` has the error's words.
+                _ => return Ok(transfer.wait(Duration::ZERO)?),
+            }
+        },
+    }
+}

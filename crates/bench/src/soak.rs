@@ -1,0 +1,338 @@
+//! The long view: does a session that works for minutes keep its memory and its speed, and what
+//! does one cost that does nothing?
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use tcpx::{RemoteRegion, Transfer};
+
+use crate::error::Error;
+use crate::floor::Waiting;
+use crate::measure::{Bench, complete, prepare};
+use crate::memory::Memory;
+use crate::stats::median;
+use crate::usage::Usage;
+use crate::workload::{Op, Shape};
+
+/// Growth below this is allocator noise, not a leak.
+const NOISE_BYTES: f64 = (2 << 20) as f64;
+
+/// The part of a soak that is warm-up: pools, caches and autotuned buffers reach their size.
+const WARMUP_PART: f64 = 0.2;
+
+/// How a soak runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SoakOptions {
+    /// For how long.
+    pub duration: Duration,
+    /// How often both processes are looked at.
+    pub sample_every: Duration,
+}
+
+/// Both processes at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SoakSample {
+    /// Seconds since the soak began.
+    pub at_s: f64,
+    /// GB/s since the sample before, verification included.
+    pub gb_per_s: f64,
+    /// Transfers since the soak began.
+    pub transfers: u64,
+    /// The measuring process.
+    pub initiator: Usage,
+    /// The other process.
+    pub target: Usage,
+}
+
+/// What a soak showed. Wrong data is an error, not a result.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SoakResult {
+    /// Transfers completed.
+    pub transfers: u64,
+    /// Transfers whose every byte was checked.
+    pub verified: u64,
+    /// Bytes moved.
+    pub bytes: u64,
+    /// How much the steady state of either side grew, and whether that is more than noise.
+    pub growth: Growth,
+    /// The whole series.
+    pub samples: Vec<SoakSample>,
+}
+
+/// The steady state, early against late.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Growth {
+    /// Resident bytes of the measuring process, late minus early.
+    pub initiator_bytes: f64,
+    /// Resident bytes of the other process, late minus early.
+    pub target_bytes: f64,
+    /// Descriptors of both, late minus early.
+    pub descriptors: f64,
+    /// Whether any of these grew by more than noise.
+    pub grew: bool,
+}
+
+/// An idle, connected session.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct IdleResult {
+    /// For how long it was watched.
+    pub seconds: f64,
+    /// CPU of the measuring process as a part of one core.
+    pub initiator_cpu: f64,
+    /// CPU of the other process as a part of one core.
+    pub target_cpu: f64,
+}
+
+/// Memory of a session with many idle peers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct IdlePeersResult {
+    /// How many.
+    pub peers: usize,
+    /// Resident bytes each of them added to the session's process.
+    pub bytes_per_peer: f64,
+    /// Descriptors each of them added.
+    pub descriptors_per_peer: f64,
+}
+
+impl Bench {
+    /// Watches both processes while nothing happens.
+    pub fn run_idle(&mut self, duration: Duration) -> Result<IdleResult, Error> {
+        // What was going on just before has had its last acknowledgement and its last spin.
+        std::thread::sleep(Duration::from_millis(200));
+        let before = (Usage::now(), self.remote().usage()?);
+        let start = Instant::now();
+        std::thread::sleep(duration);
+        let seconds = start.elapsed().as_secs_f64();
+        let after = (Usage::now(), self.remote().usage()?);
+        let part = |before: Usage, after: Usage| (after.cpu - before.cpu).as_secs_f64() / seconds;
+        Ok(IdleResult {
+            seconds,
+            initiator_cpu: part(before.0, after.0),
+            target_cpu: part(before.1, after.1),
+        })
+    }
+
+    /// Connects this session to many others and weighs them. Each carries one small transfer first,
+    /// so that nothing lazy is left out.
+    pub fn run_idle_peers(&mut self, count: usize) -> Result<IdlePeersResult, Error> {
+        let infos = self.remote().sessions(count)?;
+        let before = Usage::now();
+        let mut peers = Vec::with_capacity(count);
+        for info in &infos {
+            let peer = self.session().add_peer(info)?;
+            peer.connect(Duration::from_secs(15))?;
+            peers.push(peer);
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        let after = Usage::now();
+        for peer in &peers {
+            self.session().remove_peer(peer.name())?;
+        }
+        self.remote().sessions(0)?;
+        let each = |before: u64, after: u64| (after as f64 - before as f64) / count.max(1) as f64;
+        Ok(IdlePeersResult {
+            peers: count,
+            bytes_per_peer: each(before.resident_bytes, after.resident_bytes),
+            descriptors_per_peer: each(before.descriptors, after.descriptors),
+        })
+    }
+
+    /// Moves mixed transfers for a while: large and small, whole and scattered, both ways, prepared
+    /// anew and posted again, one at a time and many at once. Every byte of one transfer of each
+    /// kind is checked between two samples.
+    pub fn run_soak(
+        &mut self,
+        options: &SoakOptions,
+        sampled: &mut dyn FnMut(&SoakSample),
+    ) -> Result<SoakResult, Error> {
+        let start = Instant::now();
+        let mut soak = Soak::default();
+        let mut samples: Vec<SoakSample> = Vec::new();
+        let mut last = (start, 0);
+        let mut kind = 0;
+        while start.elapsed() < options.duration {
+            let (op, shape) = MIX[kind % MIX.len()];
+            soak.run_kind(self, op, shape, options.sample_every / MIX.len() as u32)?;
+            kind += 1;
+            if kind.is_multiple_of(MIX.len()) {
+                let bytes = soak.bytes - last.1;
+                let sample = SoakSample {
+                    at_s: start.elapsed().as_secs_f64(),
+                    gb_per_s: crate::units::gigabytes_per_second(bytes, last.0.elapsed()),
+                    transfers: soak.transfers,
+                    initiator: Usage::now(),
+                    target: self.remote().usage()?,
+                };
+                last = (Instant::now(), soak.bytes);
+                sampled(&sample);
+                samples.push(sample);
+            }
+        }
+        Ok(SoakResult {
+            transfers: soak.transfers,
+            verified: soak.verified,
+            bytes: soak.bytes,
+            growth: Growth::of(&samples),
+            samples,
+        })
+    }
+}
+
+/// Total and block size of a kind of transfer.
+type Kind = (u64, u64);
+
+/// What a soak is made of.
+const MIX: [(Op, Kind); 8] = [
+    (Op::Write, (4 << 10, 0)),
+    (Op::Read, (16 << 20, 16 << 10)),
+    (Op::Write, (64 << 20, 0)),
+    (Op::Read, (1 << 20, 0)),
+    (Op::Write, (8 << 20, 4 << 10)),
+    (Op::Read, (4 << 10, 0)),
+    (Op::Write, (1_000_003, 1021)),
+    (Op::Read, (64 << 20, 64 << 10)),
+];
+
+/// Transfers of one kind that are in flight together.
+const TOGETHER: usize = 4;
+
+#[derive(Default)]
+struct Soak {
+    transfers: u64,
+    verified: u64,
+    bytes: u64,
+}
+
+impl Soak {
+    fn run_kind(
+        &mut self,
+        bench: &mut Bench,
+        op: Op,
+        (total, block): Kind,
+        time: Duration,
+    ) -> Result<(), Error> {
+        let shape = Shape::new(op, total, block, true)?;
+        let region = bench.remote().prepare(shape)?;
+        let mut memory = Memory::new(bench.session(), total as usize)?;
+        self.verify(bench, &shape, &mut memory, &region)?;
+        let start = Instant::now();
+        while start.elapsed() < time {
+            // Several at once write the same bytes to the same places.
+            let transfers = (0..TOGETHER)
+                .map(|_| prepare(bench.session(), bench.peer(), &shape, &memory, &region))
+                .collect::<Result<Vec<Transfer>, Error>>()?;
+            for _ in 0..4 {
+                for transfer in &transfers {
+                    transfer.post()?;
+                }
+                for transfer in &transfers {
+                    complete(transfer, Waiting::Block)?;
+                    self.count(total);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn verify(
+        &mut self,
+        bench: &mut Bench,
+        shape: &Shape,
+        memory: &mut Memory,
+        region: &RemoteRegion,
+    ) -> Result<(), Error> {
+        let (source, poison) = (2 * self.transfers + 1, 2 * self.transfers + 2);
+        let (own, theirs) = match shape.op() {
+            Op::Write => (source, poison),
+            Op::Read => (poison, source),
+        };
+        memory.fill(own);
+        bench.remote().fill(theirs)?;
+        let transfer = prepare(bench.session(), bench.peer(), shape, memory, region)?;
+        transfer.post()?;
+        complete(&transfer, Waiting::Block)?;
+        let result = match shape.op() {
+            Op::Write => bench.remote().verify(source)?,
+            Op::Read => memory.verify(shape, source),
+        };
+        let what = || format!("the engine ({shape}, after {} transfers)", self.transfers);
+        result.map_err(|mismatch| Error::Corrupt { what: what(), mismatch })?;
+        self.verified += 1;
+        self.count(shape.total_bytes());
+        Ok(())
+    }
+
+    fn count(&mut self, bytes: u64) {
+        self.transfers += 1;
+        self.bytes += bytes;
+    }
+}
+
+impl Growth {
+    /// Compares the first third of the steady state with the last, by their medians: a single
+    /// sample in the middle of a burst says nothing.
+    pub fn of(samples: &[SoakSample]) -> Growth {
+        let end = samples.last().map_or(0.0, |sample| sample.at_s);
+        let steady: Vec<&SoakSample> =
+            samples.iter().filter(|sample| sample.at_s >= WARMUP_PART * end).collect();
+        let third = steady.len().div_ceil(3);
+        let (early, late) = (&steady[..third], &steady[steady.len() - third..]);
+        let change = |of: fn(&SoakSample) -> u64| {
+            let middle = |samples: &[&SoakSample]| {
+                let values: Vec<f64> = samples.iter().map(|sample| of(sample) as f64).collect();
+                median(&values).unwrap_or_default()
+            };
+            middle(late) - middle(early)
+        };
+        let initiator_bytes = change(|sample| sample.initiator.resident_bytes);
+        let target_bytes = change(|sample| sample.target.resident_bytes);
+        let descriptors =
+            change(|sample| sample.initiator.descriptors + sample.target.descriptors);
+        let grew = initiator_bytes.max(target_bytes) > NOISE_BYTES || descriptors > 0.0;
+        Growth { initiator_bytes, target_bytes, descriptors, grew }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples(resident: impl Fn(u64) -> u64, descriptors: impl Fn(u64) -> u64) -> Vec<SoakSample> {
+        let usage = |at| Usage {
+            cpu: Duration::ZERO,
+            resident_bytes: resident(at),
+            descriptors: descriptors(at),
+        };
+        (0..100)
+            .map(|at| SoakSample {
+                at_s: at as f64,
+                gb_per_s: 1.0,
+                transfers: at,
+                initiator: usage(at),
+                target: usage(at),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_steady_process_with_a_warm_up_and_noise_does_not_grow() {
+        let resident = |at: u64| (100 << 20) + at.min(15) * (4 << 20) + at % 7 * (1 << 20);
+        let growth = Growth::of(&samples(resident, |_| 20));
+        assert!(!growth.grew, "{growth:?}");
+    }
+
+    #[test]
+    fn a_slow_leak_is_seen() {
+        let growth = Growth::of(&samples(|at| (100 << 20) + at * (100 << 10), |_| 20));
+        assert!(growth.grew, "{growth:?}");
+        assert!(growth.initiator_bytes > 4e6);
+        let growth = Growth::of(&samples(|_| 100 << 20, |at| 20 + at / 30));
+        assert!(growth.grew, "{growth:?}");
+    }
+
+    #[test]
+    fn too_few_samples_show_nothing() {
+        assert!(!Growth::of(&[]).grew);
+        assert!(!Growth::of(&samples(|_| 1, |_| 1)[..1]).grew);
+    }
+}

@@ -115,10 +115,8 @@ impl Memory {
         }
         // SAFETY: the allocation is valid until `drop`, and whoever uses the span holds an `Arc` of
         // this (a `Buffer` or a region).
-        Self {
-            span: unsafe { Span::new(address, len) },
-            layout,
-        }
+        let span = unsafe { Span::new(address, len) };
+        Self { span, layout }
     }
 }
 

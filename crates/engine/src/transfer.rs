@@ -138,11 +138,7 @@ impl Transfer {
         match self.active() {
             None => {}
             Some(Active::Run(run)) => self.abort_run(&run),
-            Some(Active::Send(send)) => {
-                if send.completion.begin_abort() {
-                    self.peer.shared.tagged.sent(send.id, None);
-                }
-            }
+            Some(Active::Send(send)) => self.abort_send(&send),
             Some(Active::Receive(receive)) => self.abort_receive(&receive),
         }
     }
@@ -250,6 +246,12 @@ impl Transfer {
         }
         if last {
             conclude_failed(run);
+        }
+    }
+
+    fn abort_send(&self, send: &Send) {
+        if send.completion.begin_abort() {
+            self.peer.shared.tagged.sent(send.id, None);
         }
     }
 

@@ -260,7 +260,7 @@ impl Bench {
 }
 
 impl FloorResult {
-    fn new(engine: &Measured, measured: Measured, call_bytes: usize) -> FloorResult {
+    pub(crate) fn new(engine: &Measured, measured: Measured, call_bytes: usize) -> FloorResult {
         let pairs = || {
             engine
                 .rounds

@@ -256,7 +256,10 @@ impl Soak {
             Op::Read => memory.verify(shape, source),
         };
         let what = || format!("the engine ({shape}, after {} transfers)", self.transfers);
-        result.map_err(|mismatch| Error::Corrupt { what: what(), mismatch })?;
+        result.map_err(|mismatch| Error::Corrupt {
+            what: what(),
+            mismatch,
+        })?;
         self.verified += 1;
         self.count(shape.total_bytes());
         Ok(())
@@ -273,8 +276,10 @@ impl Growth {
     /// sample in the middle of a burst says nothing.
     pub fn of(samples: &[SoakSample]) -> Growth {
         let end = samples.last().map_or(0.0, |sample| sample.at_s);
-        let steady: Vec<&SoakSample> =
-            samples.iter().filter(|sample| sample.at_s >= WARMUP_PART * end).collect();
+        let steady: Vec<&SoakSample> = samples
+            .iter()
+            .filter(|sample| sample.at_s >= WARMUP_PART * end)
+            .collect();
         let third = steady.len().div_ceil(3);
         let (early, late) = (&steady[..third], &steady[steady.len() - third..]);
         let change = |of: fn(&SoakSample) -> u64| {
@@ -286,10 +291,14 @@ impl Growth {
         };
         let initiator_bytes = change(|sample| sample.initiator.resident_bytes);
         let target_bytes = change(|sample| sample.target.resident_bytes);
-        let descriptors =
-            change(|sample| sample.initiator.descriptors + sample.target.descriptors);
+        let descriptors = change(|sample| sample.initiator.descriptors + sample.target.descriptors);
         let grew = initiator_bytes.max(target_bytes) > NOISE_BYTES || descriptors > 0.0;
-        Growth { initiator_bytes, target_bytes, descriptors, grew }
+        Growth {
+            initiator_bytes,
+            target_bytes,
+            descriptors,
+            grew,
+        }
     }
 }
 

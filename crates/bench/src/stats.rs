@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::gigabytes_per_second;
 
+/// What takes longer counts as this long.
+const MAX_SAMPLE: Duration = Duration::from_secs(3600);
+
 /// One round of one contestant: its iterations, one after the other, and the CPU they took.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Round {
@@ -102,10 +105,13 @@ impl Measured {
 impl Latency {
     /// Percentiles of samples; `None` without any.
     pub fn new<'s>(samples: impl IntoIterator<Item = &'s Duration>) -> Option<Latency> {
-        // Nanoseconds with three digits, auto-resizing: a few KiB.
+        // Nanoseconds with three digits; grows to a few hundred KiB at most.
         let mut histogram = Histogram::<u64>::new(3).expect("three digits are within 0 to 5");
         for sample in samples {
-            histogram.saturating_record(sample.as_nanos().try_into().unwrap_or(u64::MAX));
+            let nanoseconds = sample.as_nanos().min(MAX_SAMPLE.as_nanos()) as u64;
+            histogram
+                .record(nanoseconds)
+                .expect("the histogram grows to MAX_SAMPLE");
         }
         let us = |nanoseconds: u64| nanoseconds as f64 / 1e3;
         (!histogram.is_empty()).then(|| Latency {

@@ -14,6 +14,7 @@
 //!     │  (READ over every lane, compares)      │
 //!     │  … again while a lane was left out …   │
 //!     │  Done { problem } ─────────────────►   │
+//!     │   ◄─────────────────────────── Noted   │
 //! ```
 //!
 //! Each side ends with a [`Report`] of what it saw.
@@ -28,7 +29,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde::Serialize;
-use tcpx::{LaneInfo, Peer, Session};
+use tcpx::{Config, LaneInfo, Peer, Session};
 use tcpx_bench::bootstrap::BootstrapError;
 
 pub(crate) use self::client::run as client;
@@ -39,12 +40,14 @@ pub(crate) use self::server::{Listening, serve};
 /// The port of the bootstrap socket unless another is named.
 pub(crate) const DEFAULT_PORT: u16 = 17777;
 
-/// Chunks no larger than this, so that a modest buffer holds one for every lane.
-const CHUNK_MAX: usize = 1 << 20;
-/// The most memory a server lends to a client: 64 lanes of one chunk.
-const REGION_MAX: usize = 64 << 20;
-
-/// Bytes on a lane that are no mere acknowledgements: 64 of those stay well below it, a chunk is never smaller.
+/// Chunks no larger than this, so that a modest buffer holds some for every lane.
+const CHUNK_MAX: usize = 256 << 10;
+/// Chunks for each lane in one transfer.
+const CHUNKS: usize = 4;
+/// The most memory a server lends to a client: enough for 64 lanes.
+const REGION_MAX: usize = 64 * CHUNKS * CHUNK_MAX;
+/// Bytes on a lane that are no mere acknowledgements: 64 of those stay well below it, and a chunk is
+/// never smaller.
 const PAYLOAD_MIN: u64 = 16 << 10;
 
 /// What one side saw.
@@ -134,10 +137,15 @@ impl<T> Step<T> for Result<T, tcpx::Error> {
     }
 }
 
-/// Settings for a check: chunks small enough that every lane gets one.
-fn config(config: &tcpx::Config) -> Result<tcpx::Config, tcpx::ConfigError> {
+/// A session for a check: small chunks, one at a time on each lane, so that every lane gets some.
+fn start(config: &Config) -> Result<Session, CheckError> {
     let chunk = config.chunk_bytes().min(CHUNK_MAX);
-    config.clone().with("chunk_bytes", chunk)
+    let config = config.clone().with("chunk_bytes", chunk);
+    config
+        .and_then(|config| config.with("window", 1))
+        .map_err(tcpx::Error::from)
+        .and_then(Session::new)
+        .step("cannot start a session")
 }
 
 fn party(session: &Session, bootstrap: Option<SocketAddr>) -> Party {

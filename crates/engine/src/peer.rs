@@ -355,6 +355,12 @@ impl PeerShared {
         self.changed.notify_all();
     }
 
+    /// Whether nothing is known of the peer but that it was once connected.
+    pub(crate) fn is_gone(&self) -> bool {
+        let state = self.state.lock();
+        state.info.is_none() && state.connections.is_empty()
+    }
+
     /// Ends all connections.
     pub(crate) fn disconnect(&self, reason: &str, error: impl Fn() -> Error) {
         for connection in self.connections() {

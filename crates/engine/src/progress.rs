@@ -123,7 +123,7 @@ impl Worker {
                     watched.push(driven.swap_remove(index));
                     continue;
                 }
-                drive |= active.lane.connection.drive(active.lane.index);
+                drive |= active.lane.connection.work(active.lane.index);
                 if active.lane.connection.is_dead() {
                     driven.swap_remove(index);
                 } else {

@@ -603,6 +603,21 @@ impl Core {
         Some(peer)
     }
 
+    /// Forgets a peer that had connected to us and has left, so that a long life with many peers
+    /// costs no memory.
+    pub(crate) fn forget_if_gone(&self, peer: &Arc<PeerShared>) {
+        let mut peers = self.peers.write();
+        if peer.id == self.identity.id || !peer.is_gone() {
+            return;
+        }
+        peers.by_id.remove(&peer.id);
+        if peers.by_name.get(peer.name()) == Some(&peer.id) {
+            peers.by_name.remove(peer.name());
+        }
+        drop(peers);
+        self.accepted.lock().retain(|p| !Arc::ptr_eq(p, peer));
+    }
+
     pub(crate) fn accepted(&self, peer: &Arc<PeerShared>) {
         self.accepted.lock().push_back(Arc::clone(peer));
         self.accepted_changed.notify_one();

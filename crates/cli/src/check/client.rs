@@ -7,34 +7,34 @@ use tcpx_bench::bootstrap::Channel;
 use tcpx_bench::workload::Pattern;
 
 use super::message::{Message, or_tell};
-use super::{CheckError, Lane, REGION_MAX, Report, Step, judge, party, remote_party};
+use super::{
+    CHUNKS, CheckError, Lane, REGION_MAX, Report, Step, judge, party, remote_party, start,
+};
 
 /// What is written in the first round; later rounds count up, so that nothing old passes for new.
 const WRITE_SEED: u64 = 0x7772_6974_6521;
-/// Lanes are chosen by load: a quick one may take two chunks and leave another none, once.
-const ROUNDS: u64 = 4;
+/// Lanes take chunks as they are ready for them: a quick one may leave another none, once.
+const ROUNDS: u64 = 8;
 
 /// Connects to the server at `host`, tests every lane and tells it the outcome.
 pub(crate) fn run(config: &Config, host: &str, timeout: Duration) -> Result<Report, CheckError> {
     let mut channel = Channel::connect(host, timeout)?;
-    let outcome = test(config, &mut channel, timeout);
-    let report = or_tell(outcome, &mut channel)?;
-    Message::Done {
-        problem: report.problem.clone(),
-    }
-    .send(&mut channel)?;
-    Ok(report)
+    let outcome = start(config).and_then(|session| {
+        let report = test(&session, &mut channel, timeout)?;
+        let problem = report.problem.clone();
+        Message::Done { problem }.send(&mut channel)?;
+        // The lanes stay until the server has looked at its end of them.
+        match Message::receive(&mut channel)? {
+            Message::Noted => Ok(report),
+            other => Err(other.unexpected("Noted")),
+        }
+    });
+    or_tell(outcome, &mut channel)
 }
 
-fn test(config: &Config, channel: &mut Channel, timeout: Duration) -> Result<Report, CheckError> {
-    let session = super::config(config)
-        .map_err(tcpx::Error::from)
-        .and_then(Session::new)
-        .step("cannot start a session")?;
-    Message::Hello {
-        info: session.connection_info(),
-    }
-    .send(channel)?;
+fn test(session: &Session, channel: &mut Channel, timeout: Duration) -> Result<Report, CheckError> {
+    let info = session.connection_info();
+    Message::Hello { info }.send(channel)?;
     let info = match Message::receive(channel)? {
         Message::Hello { info } => info,
         other => return Err(other.unexpected("Hello")),
@@ -54,9 +54,9 @@ fn test(config: &Config, channel: &mut Channel, timeout: Duration) -> Result<Rep
                 .step("no answer on a lane")?,
         );
     }
-    let len = (before.len().max(1) * session.config().chunk_bytes()).min(REGION_MAX);
+    let len = (before.len().max(1) * CHUNKS * session.config().chunk_bytes()).min(REGION_MAX);
     let mut test = Test {
-        session: &session,
+        session,
         peer: &peer,
         channel,
         timeout,
@@ -74,7 +74,7 @@ fn test(config: &Config, channel: &mut Channel, timeout: Duration) -> Result<Rep
     Ok(Report {
         ok: problem.is_none() && lanes.iter().all(|lane| lane.ok),
         problem: problem.or_else(|| idle(&lanes)),
-        local: party(&session, channel.local()),
+        local: party(session, channel.local()),
         remote: remote_party(&peer, &lanes, channel.remote()),
         connect_seconds: Some(connected.as_secs_f64()),
         bytes: len as u64,
@@ -92,7 +92,7 @@ fn idle(lanes: &[Lane]) -> Option<String> {
     (!idle.is_empty()).then(|| format!("no payload went both ways on lane {}", idle.join(", ")))
 }
 
-/// One WRITE and one READ of `len` bytes, a chunk for every lane.
+/// One WRITE and one READ of `len` bytes, some chunks for every lane.
 struct Test<'a> {
     session: &'a Session,
     peer: &'a Peer,

@@ -40,6 +40,8 @@ pub(super) enum Message {
         /// What did not work, if anything.
         problem: Option<String>,
     },
+    /// The server has its report: the client may close its session.
+    Noted,
     /// The sender cannot go on.
     Failed {
         /// Why.

@@ -9,7 +9,7 @@ use tcpx_bench::workload::Pattern;
 use tracing::warn;
 
 use super::message::{Message, or_tell};
-use super::{CheckError, REGION_MAX, Report, Step, judge, party, remote_party};
+use super::{CheckError, REGION_MAX, Report, Step, judge, party, remote_party, start};
 
 /// What is read is seeded by what was written, so that nothing old passes for new.
 const READ_SEED: u64 = 0x0072_6561_6421;
@@ -71,17 +71,12 @@ pub(crate) fn serve(
 }
 
 fn attend(channel: &mut Channel, config: &Config, info: &[u8]) -> Result<Report, CheckError> {
-    let session = super::config(config)
-        .map_err(tcpx::Error::from)
-        .and_then(Session::new)
-        .step("cannot start a session")?;
+    let session = start(config)?;
     let peer = session
         .add_peer(info)
         .step("cannot use the client's connection info")?;
-    Message::Hello {
-        info: session.connection_info(),
-    }
-    .send(channel)?;
+    let info = session.connection_info();
+    Message::Hello { info }.send(channel)?;
     let mut service = Service {
         session: &session,
         peer: &peer,
@@ -109,7 +104,11 @@ impl Service<'_> {
             match Message::receive(self.channel)? {
                 Message::Want { bytes } => self.lend(bytes)?,
                 Message::Written { seed } => self.compare(seed)?,
-                Message::Done { problem } => return Ok(self.report(problem)),
+                Message::Done { problem } => {
+                    let report = self.report(problem);
+                    Message::Noted.send(self.channel)?;
+                    return Ok(report);
+                }
                 other => return Err(other.unexpected("Want, Written or Done")),
             }
         }
@@ -140,7 +139,7 @@ impl Service<'_> {
         }
         Ok(Message::Compared {
             difference,
-            seed: READ_SEED,
+            seed: next,
         }
         .send(self.channel)?)
     }

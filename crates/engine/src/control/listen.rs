@@ -59,10 +59,7 @@ impl ControlLoop {
         loop {
             match self.listeners[listener].accept() {
                 Ok((stream, from)) => {
-                    if self.incoming.unproven.len() >= MAX_UNPROVEN {
-                        tracing::warn!(%from, "too many unproven connections, dropping one");
-                        continue;
-                    }
+                    self.make_room();
                     if let Err(error) = self.begin_handshake(stream) {
                         tracing::debug!(%from, %error, "cannot begin a handshake");
                     }
@@ -79,6 +76,24 @@ impl ControlLoop {
         let source = &self.listeners[listener];
         if let Err(error) = self.poller.arm(source, listener as u64, false) {
             tracing::error!(%error, "a listener is gone");
+        }
+    }
+
+    /// Drops the oldest unproven connection when there are too many: an honest handshake is over
+    /// long before it is the oldest.
+    fn make_room(&mut self) {
+        if self.incoming.unproven.len() < MAX_UNPROVEN {
+            return;
+        }
+        let oldest = self
+            .incoming
+            .unproven
+            .iter()
+            .min_by_key(|(_, u)| u.deadline)
+            .map(|(t, _)| *t);
+        if let Some(dropped) = oldest.and_then(|token| self.incoming.unproven.remove(&token)) {
+            tracing::warn!(from = ?dropped.stream.peer_addr().ok(), "too many unproven connections, dropping the oldest");
+            self.poller.remove(&dropped.stream);
         }
     }
 

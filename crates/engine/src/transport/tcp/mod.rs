@@ -32,8 +32,13 @@ use crate::session::Core;
 use crate::tagged::Arrival;
 use crate::transport::Link;
 
-/// System calls that one drive of a lane makes before it lets others have their turn.
-const BUDGET: usize = 32;
+/// System calls in each direction that a worker makes on a lane before others have their turn.
+const WORKER_BUDGET: usize = 32;
+/// The same for a caller who polls: fewer, so that no poll takes long.
+const CALLER_BUDGET: usize = 4;
+/// Transfers of one chunk up to this size are sent by the caller who posts them; larger ones would
+/// keep it too long.
+const INLINE_BYTES: usize = 256 << 10;
 
 /// A chunk that has been sent or asked for and is not settled.
 struct Flying {
@@ -396,7 +401,9 @@ impl Connection {
             let (index, lane) = self.least_loaded();
             run.lane.store(index, Ordering::Relaxed);
             lane.push_run(run);
-            self.check(lane.pump(self, 1));
+            if run.plan.bytes <= INLINE_BYTES as u64 {
+                self.check(lane.pump(self, 1));
+            }
             if lane.is_dirty() || lane.is_blocked() {
                 lane.call_worker();
             }
@@ -460,7 +467,7 @@ impl Connection {
     fn attend(self: &Arc<Self>, index: usize) -> Drive {
         let lane = &self.lanes[index];
         lane.attended.fetch_add(1, Ordering::Relaxed);
-        self.drive(index)
+        self.drive(index, CALLER_BUDGET)
     }
 
     /// A caller who drove the lanes goes to sleep: the workers take over at once.
@@ -470,10 +477,15 @@ impl Connection {
         }
     }
 
+    /// A worker's turn on one lane.
+    pub(crate) fn work(self: &Arc<Self>, index: usize) -> Drive {
+        self.drive(index, WORKER_BUDGET)
+    }
+
     /// Moves what can be moved on one lane without waiting.
-    pub(crate) fn drive(self: &Arc<Self>, index: usize) -> Drive {
+    fn drive(self: &Arc<Self>, index: usize, budget: usize) -> Drive {
         let lane = &self.lanes[index];
-        let mut drive = match lane.fill(self, BUDGET) {
+        let mut drive = match lane.fill(self, budget) {
             Ok(drive) => drive,
             Err(ended) => {
                 self.ended(ended);
@@ -481,7 +493,7 @@ impl Connection {
             }
         };
         if lane.is_dirty() || lane.is_blocked() || lane.unacked() > 0 {
-            drive.progress |= self.check(lane.pump(self, BUDGET));
+            drive.progress |= self.check(lane.pump(self, budget));
             drive.more |= lane.is_dirty();
         }
         drive
@@ -664,6 +676,7 @@ impl Connection {
         let error = self.end.get().cloned().unwrap_or(Error::Closed);
         tracing::debug!(peer = self.peer.name(), %error, "connection ended");
         self.peer.lost(self, &error);
+        self.core.forget_if_gone(&self.peer);
     }
 
     /// Fails everything that is in flight or waiting. Only after [`Connection::kill`].

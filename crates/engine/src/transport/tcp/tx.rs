@@ -185,6 +185,8 @@ impl Tx {
     /// frame with a payload.
     fn build(&mut self, lane: &Lane, connection: &Connection) {
         self.head.clear();
+        // A long notification must not leave its size behind on every lane.
+        self.head.shrink_to(2 * MAX_HEAD_BYTES);
         self.head_sent = 0;
         self.body = Body::None;
         self.cursor = Cursor::default();
@@ -197,6 +199,7 @@ impl Tx {
         // no later than of the chunk's end.
         if !work.control.is_empty() {
             self.head.append(&mut work.control);
+            work.control.shrink_to(2 * MAX_HEAD_BYTES);
         }
         if landed != lane.acked.load(Ordering::Relaxed) {
             Header::new(Kind::Ack, landed).encode(&mut self.head);

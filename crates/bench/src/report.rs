@@ -1,0 +1,277 @@
+//! Results as data and as a page.
+//!
+//! A [`Report`] is a run with everything needed to read it years later: the machines, the command,
+//! the settings with where each came from, the date, the version. [`Report::to_json`] is for
+//! programs, [`Report::to_html`] for people: one file, nothing to fetch, light and dark.
+
+mod html;
+mod plots;
+
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::machine::Machine;
+use crate::measure::{Bench, CaseResult};
+use crate::prepare::PrepareResult;
+use crate::soak::{IdlePeersResult, IdleResult, SoakResult};
+
+/// The layout of the JSON. A new field does not change it, a changed meaning does.
+pub const SCHEMA: &str = "tcpx-bench/1";
+
+/// One run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// When, in UTC.
+    pub date: String,
+    /// Version of tcpx.
+    pub version: String,
+    /// The command line, word by word.
+    pub command: Vec<String>,
+    /// Where it was measured.
+    pub machine: Machine,
+    /// The other machine, when there are two.
+    pub target_machine: Option<Machine>,
+    /// The engine's settings.
+    pub settings: Vec<Setting>,
+    /// Lanes of the engine and streams of the floor.
+    pub lanes: usize,
+    /// The cases, in the order in which they were measured.
+    pub cases: Vec<CaseResult>,
+    /// What preparing costs.
+    #[serde(default)]
+    pub prepare: Vec<PrepareResult>,
+    /// What an idle session costs.
+    #[serde(default)]
+    pub idle: Option<IdleResult>,
+    /// What an idle peer costs.
+    #[serde(default)]
+    pub idle_peers: Option<IdlePeersResult>,
+    /// What a long run showed.
+    #[serde(default)]
+    pub soak: Option<SoakResult>,
+}
+
+/// A setting of the engine in force during the run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Setting {
+    /// Its key.
+    pub key: String,
+    /// Its value.
+    pub value: String,
+    /// Where the value came from.
+    pub source: String,
+}
+
+impl Report {
+    /// A report on a run that is about to begin, or has just ended.
+    pub fn new(bench: &mut Bench, command: Vec<String>) -> Report {
+        let settings = bench
+            .session()
+            .config()
+            .rows()
+            .into_iter()
+            .map(|row| Setting {
+                key: row.key.to_owned(),
+                value: row.value,
+                source: row.source.to_string(),
+            })
+            .collect();
+        let machine = Machine::here();
+        let target = bench.remote().machine().clone();
+        Report {
+            schema: SCHEMA.to_owned(),
+            date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            command,
+            target_machine: (target != machine).then_some(target),
+            machine,
+            settings,
+            lanes: bench.lanes(),
+            cases: Vec::new(),
+            prepare: Vec::new(),
+            idle: None,
+            idle_peers: None,
+            soak: None,
+        }
+    }
+
+    /// As JSON, indented.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("plain data with string keys")
+    }
+
+    /// From JSON of the same schema.
+    ///
+    /// # Errors
+    /// It is no report, or one of another schema.
+    pub fn from_json(json: &str) -> Result<Report, Error> {
+        let unreadable = |error| Error::Report(format!("not a report: {error}"));
+        let value: serde_json::Value = serde_json::from_str(json).map_err(unreadable)?;
+        match value.get("schema").and_then(|schema| schema.as_str()) {
+            Some(SCHEMA) => serde_json::from_value(value).map_err(unreadable),
+            found => Err(Error::Report(format!(
+                "schema {found:?}, this program reads {SCHEMA}"
+            ))),
+        }
+    }
+
+    /// As one page of HTML that needs no other file.
+    ///
+    /// # Errors
+    /// A plot could not be drawn.
+    pub fn to_html(&self) -> Result<String, Error> {
+        html::page(self)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::floor::Waiting;
+    use crate::measure::FloorResult;
+    use crate::stats::{Measured, Round};
+    use crate::suite::{Group, Options, cases};
+    use crate::workload::Op;
+
+    /// A report that looks like one of a real run.
+    pub(crate) fn sample() -> Report {
+        let options = Options {
+            sweep: true,
+            ..Options::default()
+        };
+        let results = cases(&options).unwrap().into_iter().map(|case| {
+            let shape = case.workload.shape;
+            let (total, block) = (shape.total_bytes() as f64, shape.block_bytes() as f64);
+            let per_block = if shape.op() == Op::Read {
+                5.2e-7
+            } else {
+                4.6e-7
+            };
+            let floor_s = 12e-6 + total / 5.1e9 + total / block * per_block;
+            let engine_s = floor_s * 1.04 + 2e-6 + total / block * 2e-8;
+            let rounds = |seconds: f64, cpu: f64| -> Vec<Round> {
+                (0..10)
+                    .map(|n| {
+                        let sample = Duration::from_secs_f64(seconds * (1.0 + 0.01 * n as f64));
+                        let cpu = Duration::from_secs_f64(total * cpu / 1e9 * 10.0);
+                        let mut samples = vec![sample; 10];
+                        samples[9] = sample.mul_f64(1.6);
+                        Round {
+                            samples,
+                            initiator_cpu: cpu,
+                            target_cpu: cpu,
+                        }
+                    })
+                    .collect()
+            };
+            let bytes = shape.total_bytes();
+            let engine = Measured::new(&rounds(engine_s, 0.16), bytes).unwrap();
+            let floor = Measured::new(&rounds(floor_s, 0.15), bytes).unwrap();
+            CaseResult {
+                name: case.name,
+                group: case.group,
+                shape,
+                waiting: case.waiting,
+                lanes: 2,
+                prepare_ms: 0.4,
+                floor: Some(FloorResult::new(&engine, floor, 1 << 20)),
+                engine,
+                verified: true,
+            }
+        });
+        Report {
+            schema: SCHEMA.into(),
+            date: "2026-01-02T03:04:05Z".into(),
+            version: "0.1.0".into(),
+            command: ["tcpx", "bench", "--report", "<out>.html"]
+                .map(String::from)
+                .to_vec(),
+            machine: Machine::here(),
+            target_machine: None,
+            settings: vec![Setting {
+                key: "lanes".into(),
+                value: "2".into(),
+                source: "default".into(),
+            }],
+            lanes: 2,
+            cases: results.collect(),
+            prepare: vec![PrepareResult {
+                segments: 10_000,
+                segment_bytes: 1024,
+                prepare_ms: 1.25,
+                first_post_ms: 9.5,
+                repost_ms: 8.5,
+                repost_call_us: 12.0,
+            }],
+            idle: Some(IdleResult {
+                seconds: 5.0,
+                initiator_cpu: 0.0001,
+                target_cpu: 0.0002,
+            }),
+            idle_peers: Some(IdlePeersResult {
+                peers: 32,
+                bytes_per_peer: 98304.0,
+                descriptors_per_peer: 3.0,
+            }),
+            soak: None,
+        }
+    }
+
+    #[test]
+    fn json_comes_back_as_it_went() {
+        let report = sample();
+        assert_eq!(Report::from_json(&report.to_json()).unwrap(), report);
+    }
+
+    #[test]
+    fn other_json_is_refused_with_a_reason() {
+        assert!(Report::from_json("{").is_err());
+        let other = Report::from_json(r#"{"schema":"tcpx-bench/99"}"#)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            other.contains("tcpx-bench/99") && other.contains(SCHEMA),
+            "{other}"
+        );
+    }
+
+    #[test]
+    fn the_page_stands_alone_and_escapes_what_it_shows() {
+        let mut report = sample();
+        report.machine.cpu = "<script>alert(1)</script>".into();
+        let page = report.to_html().unwrap();
+        assert!(!page.contains("<script"));
+        assert!(page.contains("&lt;script&gt;"));
+        for outside in ["src=", "@import", "url(", "<link"] {
+            assert!(
+                !page.contains(outside),
+                "the page refers to something outside: {outside}"
+            );
+        }
+        assert!(page.matches("<svg").count() >= 4);
+        assert!(page.contains("kv16k"));
+    }
+
+    #[test]
+    fn a_page_without_floor_or_sweep_is_still_a_page() {
+        let mut report = sample();
+        report
+            .cases
+            .retain(|case| case.group == Group::Named && case.waiting == Waiting::Block);
+        for case in &mut report.cases {
+            case.floor = None;
+        }
+        report.prepare.clear();
+        report.idle = None;
+        report.idle_peers = None;
+        assert!(report.to_html().unwrap().contains("one64m"));
+        report.cases.clear();
+        assert!(report.to_html().is_ok());
+    }
+}

@@ -1,0 +1,18 @@
+//! The second process of the integration tests: see `tcpx_testkit::serve`.
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+use tracing_subscriber::EnvFilter;
+
+fn main() {
+    // Also when the test is killed while this process is stopped.
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        eprintln!("tcpx-testpeer may outlive its test: {error}");
+    }
+    if let Ok(filter) = EnvFilter::try_from_env("TCPX_LOG") {
+        tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .init();
+    }
+    tcpx_testkit::serve::serve();
+}

@@ -1,0 +1,353 @@
+//! What a test and its second process say to each other: one JSON object a line, over the process's standard
+//! input and output.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tcpx::{Error, ErrorKind, Op, TransferState};
+
+use crate::pattern::{Content, Expected};
+
+/// One piece of a transfer between two pieces of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Copy {
+    /// Offset in the initiator's memory.
+    pub local: usize,
+    /// Offset in the target's memory.
+    pub remote: usize,
+    /// Bytes.
+    pub len: usize,
+}
+
+impl Copy {
+    /// `len` bytes at these offsets.
+    #[must_use]
+    pub fn new(local: usize, remote: usize, len: usize) -> Self {
+        Self { local, remote, len }
+    }
+}
+
+/// A [`Copy`] between any of several regions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// The process's region.
+    pub region: u64,
+    /// Position in the list of the other side's descriptors.
+    pub descriptor: usize,
+    /// Offsets and length.
+    pub copy: Copy,
+}
+
+/// A question with the number that its answer repeats.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Question {
+    /// The number.
+    pub id: u64,
+    /// What to do.
+    pub command: Command,
+}
+
+/// The answer to a question.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Answer {
+    /// The question's number.
+    pub id: u64,
+    /// What came of it.
+    pub result: Result<serde_json::Value, Failure>,
+}
+
+/// What the process is told to do. Objects are named by numbers that it gave them.
+#[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "each is the call of the same name")]
+pub enum Command {
+    /// Starts a session in place of the one before. Settings come on top of the environment.
+    Open {
+        settings: Vec<(String, String)>,
+    },
+    Close,
+    AddPeer {
+        #[serde(with = "hex")]
+        info: Vec<u8>,
+    },
+    RemovePeer {
+        peer: String,
+    },
+    Connect {
+        peer: String,
+        timeout: Duration,
+    },
+    Accept {
+        timeout: Duration,
+    },
+    Disconnect {
+        peer: String,
+    },
+    Lanes {
+        peer: String,
+    },
+    IsConnected {
+        peer: String,
+    },
+    /// Allocates and registers memory.
+    Allocate {
+        len: usize,
+    },
+    /// Registers a part of it.
+    Register {
+        memory: u64,
+        offset: usize,
+        len: usize,
+    },
+    Deregister {
+        region: u64,
+    },
+    Put {
+        memory: u64,
+        offset: usize,
+        len: usize,
+        content: Content,
+    },
+    SetBytes {
+        memory: u64,
+        offset: usize,
+        #[serde(with = "hex")]
+        bytes: Vec<u8>,
+    },
+    Bytes {
+        memory: u64,
+        offset: usize,
+        len: usize,
+    },
+    Check {
+        memory: u64,
+        expected: Expected,
+    },
+    Prepare {
+        write: bool,
+        peer: String,
+        descriptors: Vec<Hex>,
+        pieces: Vec<Piece>,
+    },
+    Send {
+        peer: String,
+        region: u64,
+        offset: usize,
+        len: usize,
+        tag: u64,
+    },
+    Receive {
+        peer: String,
+        region: u64,
+        offset: usize,
+        len: usize,
+        tag: u64,
+    },
+    Post {
+        transfer: u64,
+        notification: Option<Hex>,
+    },
+    Poll {
+        transfer: u64,
+    },
+    Wait {
+        transfer: u64,
+        timeout: Duration,
+    },
+    Abort {
+        transfer: u64,
+    },
+    Received {
+        transfer: u64,
+    },
+    /// Drops it.
+    Release {
+        transfer: u64,
+    },
+    Notify {
+        peer: String,
+        #[serde(with = "hex")]
+        message: Vec<u8>,
+    },
+    TakeNotifications,
+    WaitNotification {
+        timeout: Duration,
+    },
+    /// Answers, and then does nothing at all until the file is there.
+    SleepUntil {
+        file: PathBuf,
+    },
+    /// Answers, and then ends without a word to the engine.
+    Exit,
+    /// Aborts without an answer.
+    Crash,
+}
+
+/// What [`Command::Open`] gives.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Opened {
+    /// The session's connection info.
+    #[serde(with = "hex")]
+    pub info: Vec<u8>,
+    /// Where it listens.
+    pub addresses: Vec<std::net::SocketAddr>,
+}
+
+/// What [`Command::Allocate`] and [`Command::Register`] give.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Registered {
+    /// Names the memory.
+    pub memory: u64,
+    /// Names the region.
+    pub region: u64,
+    /// What the other side needs to address it.
+    #[serde(with = "hex")]
+    pub descriptor: Vec<u8>,
+}
+
+/// What [`Command::Lanes`] gives for each lane.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Lane {
+    /// This end.
+    pub local: std::net::SocketAddr,
+    /// The other end.
+    pub remote: std::net::SocketAddr,
+    /// Bytes that left.
+    pub bytes_sent: u64,
+    /// Bytes that came.
+    pub bytes_received: u64,
+}
+
+/// A notification that arrived.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Notice {
+    /// The sender's name.
+    pub from: String,
+    /// What it said.
+    #[serde(with = "hex")]
+    pub message: Vec<u8>,
+}
+
+impl From<tcpx::Notification> for Notice {
+    fn from(n: tcpx::Notification) -> Self {
+        Self {
+            from: n.from,
+            message: n.message,
+        }
+    }
+}
+
+/// An error of the engine in the other process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Failure {
+    kind: String,
+    /// Its message.
+    pub text: String,
+}
+
+impl Failure {
+    /// What sort of error it is.
+    ///
+    /// # Panics
+    /// When the other process knows a kind that this one does not.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        const KINDS: [ErrorKind; 13] = [
+            ErrorKind::InvalidArgument,
+            ErrorKind::NotFound,
+            ErrorKind::NotAllowed,
+            ErrorKind::Busy,
+            ErrorKind::Timeout,
+            ErrorKind::Disconnected,
+            ErrorKind::Refused,
+            ErrorKind::Aborted,
+            ErrorKind::Truncated,
+            ErrorKind::Environment,
+            ErrorKind::Closed,
+            ErrorKind::ProtocolViolation,
+            ErrorKind::NotSupported,
+        ];
+        let found = KINDS.into_iter().find(|k| format!("{k:?}") == self.kind);
+        found.unwrap_or_else(|| panic!("a kind that the test kit does not know: {self:?}"))
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self {
+            kind: format!("{:?}", error.kind()),
+            text: error.to_string(),
+        }
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({})", self.text, self.kind)
+    }
+}
+
+/// A state as it travels.
+#[must_use]
+pub fn state_name(state: TransferState) -> String {
+    format!("{state:?}")
+}
+
+/// The state of that name.
+///
+/// # Panics
+/// When there is none.
+#[must_use]
+pub fn state_named(name: &str) -> TransferState {
+    let states = [
+        TransferState::Prepared,
+        TransferState::InProgress,
+        TransferState::Done,
+        TransferState::Failed,
+        TransferState::Aborting,
+        TransferState::Aborted,
+    ];
+    let found = states.into_iter().find(|s| state_name(*s) == name);
+    found.unwrap_or_else(|| panic!("a state that the test kit does not know: {name}"))
+}
+
+/// The operation as it travels.
+#[must_use]
+pub fn op(write: bool) -> Op {
+    if write { Op::Write } else { Op::Read }
+}
+
+/// Bytes that travel as hexadecimal digits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hex(#[serde(with = "hex")] pub Vec<u8>);
+
+mod hex {
+    use std::fmt::Write;
+
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &[u8], out: S) -> Result<S::Ok, S::Error> {
+        let mut text = String::with_capacity(2 * bytes.len());
+        for byte in bytes {
+            write!(text, "{byte:02x}").expect("a String takes everything");
+        }
+        out.serialize_str(&text)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<u8>, D::Error> {
+        let text = <std::borrow::Cow<'de, str>>::deserialize(input)?;
+        let digit = |c: u8| {
+            (c as char)
+                .to_digit(16)
+                .ok_or_else(|| D::Error::custom("not a hexadecimal digit"))
+        };
+        let pairs = text.as_bytes().chunks(2);
+        pairs
+            .map(|pair| match pair {
+                [high, low] => Ok((digit(*high)? * 16 + digit(*low)?) as u8),
+                _ => Err(D::Error::custom("an odd number of digits")),
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,303 @@
+//! The inside of the second process: does what it is told, one command after the other. Between commands
+//! its application is asleep, and the engine is on its own.
+
+use std::collections::HashMap;
+use std::io::{BufRead, Write};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tcpx::{Config, Error, Peer, Region, RemoteRegion, Segment, Session, Transfer};
+
+use crate::memory::Memory;
+use crate::pattern::Content;
+use crate::protocol::{
+    Answer, Command, Hex, Lane, Notice, Opened, Piece, Question, Registered, op, state_name,
+};
+
+/// Serves commands from standard input until it ends.
+pub fn serve() {
+    // Read by a thread of its own, so that the process ends with the test even while it sleeps.
+    let (lines, commands) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines() {
+            let Ok(line) = line else { break };
+            if lines.send(line).is_err() {
+                break;
+            }
+        }
+        // The test is over.
+        std::process::exit(0);
+    });
+    let mut state = State::default();
+    for line in commands {
+        let question: Question = serde_json::from_str(&line).expect("a command");
+        let id = question.id;
+        let and_then = Aftermath::of(&question.command);
+        let result = state.execute(question.command).map_err(Into::into);
+        let answer = serde_json::to_string(&Answer { id, result }).expect("an answer is JSON");
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{answer}").expect("the test listens");
+        out.flush().expect("the test listens");
+        drop(out);
+        and_then.happen();
+    }
+}
+
+/// What happens after an answer has been given.
+enum Aftermath {
+    Nothing,
+    Sleep(std::path::PathBuf),
+    Exit,
+}
+
+impl Aftermath {
+    fn of(command: &Command) -> Self {
+        match command {
+            Command::SleepUntil { file } => Self::Sleep(file.clone()),
+            Command::Exit => Self::Exit,
+            _ => Self::Nothing,
+        }
+    }
+
+    fn happen(self) {
+        match self {
+            Self::Nothing => {}
+            Self::Sleep(file) => {
+                while !file.exists() {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            }
+            Self::Exit => std::process::exit(0),
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    // Transfers and regions before the session: they are let go of first.
+    transfers: HashMap<u64, Transfer>,
+    regions: HashMap<u64, Region>,
+    memory: HashMap<u64, Memory>,
+    session: Option<Session>,
+    next: u64,
+}
+
+impl State {
+    fn execute(&mut self, command: Command) -> Result<Value, Error> {
+        Ok(match command {
+            Command::Open { settings } => {
+                self.close();
+                let mut config = Config::from_env()?;
+                for (key, value) in settings {
+                    config.set(&key, &value)?;
+                }
+                let session = Session::new(config)?;
+                let opened = Opened {
+                    info: session.connection_info(),
+                    addresses: session.addresses(),
+                };
+                self.session = Some(session);
+                json!(opened)
+            }
+            Command::Close => {
+                self.close();
+                Value::Null
+            }
+            Command::AddPeer { info } => json!(self.session().add_peer(&info)?.name()),
+            Command::RemovePeer { peer } => json!(self.session().remove_peer(&peer)?),
+            Command::Connect { peer, timeout } => json!(self.peer(&peer)?.connect(timeout)?),
+            Command::Accept { timeout } => json!(self.session().accept(timeout)?.name()),
+            Command::Disconnect { peer } => json!(self.peer(&peer)?.disconnect()),
+            Command::IsConnected { peer } => json!(self.peer(&peer)?.is_connected()),
+            Command::Lanes { peer } => {
+                let lanes = self.peer(&peer)?.lanes().into_iter();
+                let lanes = lanes.map(|l| Lane {
+                    local: l.local,
+                    remote: l.remote,
+                    bytes_sent: l.bytes_sent,
+                    bytes_received: l.bytes_received,
+                });
+                json!(lanes.collect::<Vec<_>>())
+            }
+            Command::Allocate { len } => {
+                let memory = Memory::new(len);
+                let region = memory.register(self.session())?;
+                let id = self.id();
+                self.memory.insert(id, memory);
+                json!(self.registered(id, region))
+            }
+            Command::Register {
+                memory,
+                offset,
+                len,
+            } => {
+                let region = self.memory[&memory].register_range(self.session(), offset, len)?;
+                json!(self.registered(memory, region))
+            }
+            Command::Deregister { region } => {
+                json!(self.region(region).deregister()?)
+            }
+            Command::Put {
+                memory,
+                offset,
+                len,
+                content,
+            } => {
+                self.put(memory, offset, len, content);
+                Value::Null
+            }
+            Command::SetBytes {
+                memory,
+                offset,
+                bytes,
+            } => {
+                self.memory[&memory].set_bytes(offset, &bytes);
+                Value::Null
+            }
+            Command::Bytes {
+                memory,
+                offset,
+                len,
+            } => {
+                json!(Hex(self.memory[&memory].bytes(offset, len)))
+            }
+            Command::Check { memory, expected } => {
+                json!(self.memory[&memory].check(&expected).err())
+            }
+            Command::Prepare {
+                write,
+                peer,
+                descriptors,
+                pieces,
+            } => {
+                let transfer = self.prepare(write, &peer, &descriptors, &pieces)?;
+                json!(self.keep(transfer))
+            }
+            Command::Send {
+                peer,
+                region,
+                offset,
+                len,
+                tag,
+            } => {
+                let source = self.region(region).at(offset);
+                let transfer = self.session().send(&self.peer(&peer)?, source, len, tag)?;
+                json!(self.keep(transfer))
+            }
+            Command::Receive {
+                peer,
+                region,
+                offset,
+                len,
+                tag,
+            } => {
+                let target = self.region(region).at(offset);
+                let transfer = self.session().recv(&self.peer(&peer)?, target, len, tag)?;
+                json!(self.keep(transfer))
+            }
+            Command::Post {
+                transfer,
+                notification,
+            } => match notification {
+                None => json!(self.transfer(transfer).post()?),
+                Some(Hex(m)) => json!(self.transfer(transfer).post_with_notification(&m)?),
+            },
+            Command::Poll { transfer } => json!(state_name(self.transfer(transfer).poll())),
+            Command::Wait { transfer, timeout } => {
+                json!(self.transfer(transfer).wait(timeout)?)
+            }
+            Command::Abort { transfer } => json!(self.transfer(transfer).abort()),
+            Command::Received { transfer } => json!(self.transfer(transfer).received()),
+            Command::Release { transfer } => {
+                drop(self.transfers.remove(&transfer).expect("a transfer"));
+                Value::Null
+            }
+            Command::Notify { peer, message } => {
+                json!(self.session().notify(&self.peer(&peer)?, &message)?)
+            }
+            Command::TakeNotifications => {
+                let taken = self.session().notifications().into_iter();
+                json!(taken.map(Notice::from).collect::<Vec<_>>())
+            }
+            Command::WaitNotification { timeout } => {
+                json!(Notice::from(self.session().wait_notification(timeout)?))
+            }
+            Command::SleepUntil { .. } | Command::Exit => Value::Null,
+            Command::Crash => std::process::abort(),
+        })
+    }
+
+    fn close(&mut self) {
+        self.transfers.clear();
+        self.regions.clear();
+        self.memory.clear();
+        if let Some(session) = self.session.take() {
+            session.close();
+        }
+    }
+
+    fn put(&self, memory: u64, offset: usize, len: usize, content: Content) {
+        self.memory[&memory].put(offset, len, content);
+    }
+
+    fn prepare(
+        &self,
+        write: bool,
+        peer: &str,
+        descriptors: &[Hex],
+        pieces: &[Piece],
+    ) -> Result<Transfer, Error> {
+        let remote: Result<Vec<_>, _> = descriptors
+            .iter()
+            .map(|d| RemoteRegion::from_bytes(&d.0))
+            .collect();
+        let remote = remote?;
+        let segments = pieces.iter().map(|piece| Segment {
+            local: self.region(piece.region).at(piece.copy.local),
+            remote: remote[piece.descriptor].at(piece.copy.remote),
+            len: piece.copy.len,
+        });
+        self.session()
+            .prepare(op(write), &self.peer(peer)?, segments)
+    }
+
+    fn registered(&mut self, memory: u64, region: Region) -> Registered {
+        let descriptor = region.descriptor().to_bytes();
+        let id = self.id();
+        self.regions.insert(id, region);
+        Registered {
+            memory,
+            region: id,
+            descriptor,
+        }
+    }
+
+    fn keep(&mut self, transfer: Transfer) -> u64 {
+        let id = self.id();
+        self.transfers.insert(id, transfer);
+        id
+    }
+
+    fn id(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn session(&self) -> &Session {
+        self.session.as_ref().expect("a session was opened")
+    }
+
+    fn peer(&self, name: &str) -> Result<Peer, Error> {
+        let found = self.session().peer(name);
+        found.ok_or_else(|| Error::UnknownPeer(name.to_owned()))
+    }
+
+    fn region(&self, id: u64) -> &Region {
+        &self.regions[&id]
+    }
+
+    fn transfer(&self, id: u64) -> &Transfer {
+        &self.transfers[&id]
+    }
+}

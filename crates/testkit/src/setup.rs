@@ -1,0 +1,120 @@
+//! The configurations that tests run with. This is the one place where a transport is chosen: to run the whole
+//! suite on another one, add its settings to [`Setup::base`] or give them in `TCPX_TEST_CONFIG`
+//! (`key=value` pairs separated by spaces).
+
+use tcpx::Config;
+
+/// The settings of every session in a test.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pairs: Vec<(String, String)>,
+}
+
+impl Setup {
+    /// What all setups have in common: loopback only.
+    #[must_use]
+    pub fn base() -> Self {
+        let mut setup = Self { pairs: Vec::new() }.with("interfaces", "lo");
+        if let Ok(more) = std::env::var("TCPX_TEST_CONFIG") {
+            for pair in more.split_whitespace() {
+                let (key, value) = pair.split_once('=').expect("key=value");
+                setup = setup.with(key, value);
+            }
+        }
+        setup
+    }
+
+    /// One lane, one worker, otherwise the defaults: the smallest there is.
+    #[must_use]
+    pub fn lanes1_workers1() -> Self {
+        Self::base().with("lanes", 1).with("workers", 1)
+    }
+
+    /// More lanes than workers, and so little in flight that every limit is reached.
+    #[must_use]
+    pub fn lanes4_workers1() -> Self {
+        let setup = Self::base().with("lanes", 4).with("workers", 1);
+        setup.with("chunk_bytes", "64K").with("window", 2)
+    }
+
+    /// Idle workers, stop and wait on the only lane, the smallest chunk.
+    #[must_use]
+    pub fn lanes1_workers3() -> Self {
+        let setup = Self::base().with("lanes", 1).with("workers", 3);
+        setup.with("chunk_bytes", "16K").with("window", 1)
+    }
+
+    /// Lanes that are driven by different threads.
+    #[must_use]
+    pub fn lanes4_workers3() -> Self {
+        Self::base().with("lanes", 4).with("workers", 3)
+    }
+
+    /// The same with one more setting.
+    #[must_use]
+    pub fn with(&self, key: &str, value: impl std::fmt::Display) -> Self {
+        let mut pairs = self.pairs.clone();
+        pairs.retain(|(k, _)| k != key);
+        pairs.push((key.to_owned(), value.to_string()));
+        Self { pairs }
+    }
+
+    /// The settings of a session of that name.
+    #[must_use]
+    pub fn pairs(&self, session: &str) -> Vec<(String, String)> {
+        self.with("name", session).pairs
+    }
+
+    /// The configuration of a session of that name in this process.
+    ///
+    /// # Panics
+    /// When a setting cannot be used.
+    #[must_use]
+    pub fn config(&self, session: &str) -> Config {
+        let mut config = Config::defaults();
+        for (key, value) in self.pairs(session) {
+            config
+                .set(&key, &value)
+                .unwrap_or_else(|e| panic!("the test's setup: {e}"));
+        }
+        config
+    }
+
+    /// The number of chunks that keep any machine busy for longer than a test needs to interfere.
+    pub(crate) const ENDLESS_CHUNKS: usize = 200_000;
+}
+
+/// Makes one test of each function for each setup; the functions take `&Setup`.
+#[macro_export]
+macro_rules! on_every_setup {
+    ($($test:ident),+ $(,)?) => {
+        $crate::on_setup!(lanes1_workers1: $($test),+);
+        $crate::on_setup!(lanes4_workers1: $($test),+);
+        $crate::on_setup!(lanes1_workers3: $($test),+);
+        $crate::on_setup!(lanes4_workers3: $($test),+);
+    };
+}
+
+/// Makes one test of each function for the two setups that differ most.
+#[macro_export]
+macro_rules! on_main_setups {
+    ($($test:ident),+ $(,)?) => {
+        $crate::on_setup!(lanes1_workers1: $($test),+);
+        $crate::on_setup!(lanes4_workers3: $($test),+);
+    };
+}
+
+/// Makes one test of each function for one setup.
+#[macro_export]
+macro_rules! on_setup {
+    ($setup:ident: $($test:ident),+ $(,)?) => {
+        mod $setup {
+            $(
+                #[test]
+                fn $test() {
+                    $crate::story(|| super::$test(&$crate::Setup::$setup()));
+                }
+            )+
+        }
+    };
+}

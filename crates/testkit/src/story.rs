@@ -1,0 +1,57 @@
+//! A time limit around a test, and waiting for conditions.
+
+use std::panic::resume_unwind;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// How long anything may take before it counts as hung. No statement about performance.
+pub const GUARD: Duration = Duration::from_secs(45);
+
+/// How long a story may take.
+const STORY: Duration = Duration::from_secs(60);
+
+/// Runs a test under a time limit: one that hangs fails with a message and lets the others go on.
+///
+/// # Panics
+/// When the test does, or when it takes too long.
+pub fn story(body: impl FnOnce() + Send + 'static) {
+    story_within(STORY, body);
+}
+
+/// As [`story`], with a limit of its own.
+///
+/// # Panics
+/// When the test does, or when it takes too long.
+pub fn story_within(limit: Duration, body: impl FnOnce() + Send + 'static) {
+    let (ended, end) = mpsc::channel::<()>();
+    let teller = std::thread::current().name().unwrap_or("story").to_owned();
+    let thread = std::thread::Builder::new()
+        .name(teller)
+        .spawn(move || {
+            // Dropped at the end, however it comes.
+            let _ended = ended;
+            body();
+        })
+        .expect("a thread can be started");
+    if let Err(mpsc::RecvTimeoutError::Timeout) = end.recv_timeout(limit) {
+        panic!("the test hangs: it is not over after {limit:?}");
+    }
+    if let Err(panic) = thread.join() {
+        resume_unwind(panic);
+    }
+}
+
+/// Waits until a condition holds.
+///
+/// # Panics
+/// When it does not come to hold before [`GUARD`] has passed.
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(
+            start.elapsed() < GUARD,
+            "waited {GUARD:?} in vain until {what}"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

@@ -161,7 +161,7 @@ impl Bench {
 
     fn new(remote: Remote, config: Config) -> Result<Bench, Error> {
         let name = format!("bench-initiator-{}", std::process::id());
-        let session = Session::new(config.with_name(name))?;
+        let session = Session::new(config.with_name(name)?)?;
         let peer = session.add_peer(remote.connection_info())?;
         peer.connect(CONNECT_TIMEOUT)?;
         Ok(Bench {

@@ -247,7 +247,7 @@ impl Target {
             }
             config.set(key, value)?;
         }
-        let config = config.with_name(format!("bench-target-{}", std::process::id()));
+        let config = config.with_name(format!("bench-target-{}", std::process::id()))?;
         let session = Session::new(config.clone())?;
         Ok(Target {
             session,
@@ -373,7 +373,7 @@ impl Target {
         for index in 0..count {
             let name = format!("bench-idle-{}-{index}", std::process::id());
             self.idle
-                .push(Session::new(self.config.clone().with_name(name))?);
+                .push(Session::new(self.config.clone().with_name(name)?)?);
         }
         Ok(Reply::Sessions {
             infos: self.idle.iter().map(Session::connection_info).collect(),

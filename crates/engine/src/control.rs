@@ -14,9 +14,9 @@ use parking_lot::Mutex;
 use tcpx_net::{Cursor, Event, Listener, Poller, Stream, Waker};
 use tcpx_proto::handshake::MAX_HANDSHAKE_BYTES;
 
+use crate::core::Core;
 use crate::error::Error;
 use crate::peer::PeerShared;
-use crate::session::Core;
 use crate::transport::tcp::Connection;
 
 /// How long an accepted connection may take to prove itself, and a connection to have all its lanes.

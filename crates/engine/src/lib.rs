@@ -15,7 +15,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `session`, `peer` | the public objects and what they share |
+//! | `session`, `peer`, `core` | the public objects and what they share |
 //! | `config`, `error` | one typed configuration, one typed error |
 //! | `memory`, `region` | owned buffers; registered memory, keys, access checks |
 //! | `plan` | segments become chunks; pure |
@@ -24,13 +24,16 @@
 //! | `transport/tcp` | lanes: sending half, receiving half, scheduling, acknowledgements |
 //! | `transport/local` | transfers of a session to itself |
 //! | `progress` | worker threads that drive lanes |
-//! | `control`, `routes` | connecting, accepting, handshakes, silent peers; which address to which |
+//! | `control` | connecting, accepting, handshakes, silent peers |
+//! | `addresses`, `routes` | where a session listens; which address of ours goes to which of a peer |
 //!
 //! See [`Session`] for a complete example.
 
+mod addresses;
 mod completion;
 mod config;
 mod control;
+mod core;
 mod error;
 mod estimate;
 mod inbox;

@@ -9,10 +9,10 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use tcpx_proto::info::{ConnectionInfo, SessionId};
 
 use crate::completion::deadline;
+use crate::core::Core;
 use crate::error::Error;
 use crate::estimate::Measured;
 use crate::run::Run;
-use crate::session::Core;
 use crate::tagged::{self, Tagged};
 use crate::transport::Link;
 use crate::transport::tcp::{Connection, conclude_failed};

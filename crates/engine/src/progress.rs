@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tcpx_net::{Event, Poller, Stream, Waker};
 
-use crate::session::Core;
+use crate::core::Core;
 use crate::transport::tcp::{Connection, Drive, Lane};
 
 /// How often a worker looks whether a lane that a caller drove is still being driven.

@@ -14,9 +14,9 @@ use tcpx_proto::descriptor::RegionDescriptor;
 use tcpx_proto::descriptor::RegionKey;
 use tcpx_proto::frame::{Entry, Status, Table};
 
+use crate::core::Core;
 use crate::error::Error;
 use crate::memory::Buffer;
-use crate::session::Core;
 
 /// Names a registration within its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

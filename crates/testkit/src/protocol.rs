@@ -128,6 +128,8 @@ pub enum Command {
         peer: String,
         descriptors: Vec<Hex>,
         pieces: Vec<Piece>,
+        /// The list as often as this.
+        repeat: usize,
     },
     Send {
         peer: String,

@@ -170,8 +170,9 @@ impl State {
                 peer,
                 descriptors,
                 pieces,
+                repeat,
             } => {
-                let transfer = self.prepare(write, &peer, &descriptors, &pieces)?;
+                let transfer = self.prepare(write, &peer, &descriptors, &pieces, repeat)?;
                 json!(self.keep(transfer))
             }
             Command::Send {
@@ -247,13 +248,15 @@ impl State {
         peer: &str,
         descriptors: &[Hex],
         pieces: &[Piece],
+        repeat: usize,
     ) -> Result<Transfer, Error> {
         let remote: Result<Vec<_>, _> = descriptors
             .iter()
             .map(|d| RemoteRegion::from_bytes(&d.0))
             .collect();
         let remote = remote?;
-        let segments = pieces.iter().map(|piece| Segment {
+        let pieces = (0..repeat).flat_map(|_| pieces);
+        let segments = pieces.map(|piece| Segment {
             local: self.region(piece.region).at(piece.copy.local),
             remote: remote[piece.descriptor].at(piece.copy.remote),
             len: piece.copy.len,

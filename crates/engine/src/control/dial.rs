@@ -347,7 +347,7 @@ impl Attempt {
     }
 
     /// Goes on with one lane; true once it is ready.
-    fn advance(&mut self, lane: usize, core: &crate::session::Core) -> Result<bool, String> {
+    fn advance(&mut self, lane: usize, core: &crate::core::Core) -> Result<bool, String> {
         let lanes = self.lanes.len();
         let state = std::mem::replace(&mut self.lanes[lane].state, LaneState::Idle);
         let state = match state {
@@ -376,7 +376,7 @@ impl Attempt {
         lane: usize,
         lanes: usize,
         stream: Stream,
-        core: &crate::session::Core,
+        core: &crate::core::Core,
     ) -> Result<LaneState, String> {
         let window = NonZeroU32::new(core.config.window() as u32).unwrap_or(NonZeroU32::MIN);
         let hello = LaneHello::new(self.connection, lane as u16, lanes as u16, window)

@@ -9,11 +9,11 @@ use tcpx_proto::frame::{Header, Kind, Status, Table};
 
 use super::Link;
 use super::tcp::conclude_failed;
+use crate::core::Core;
 use crate::error::Error;
 use crate::plan::Op;
 use crate::region::Refusal;
 use crate::run::{After, Run};
-use crate::session::Core;
 
 /// Runs up to this size are copied by the caller who posts them.
 const INLINE_BYTES: u64 = 256 << 10;

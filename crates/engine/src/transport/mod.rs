@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use tcpx_proto::frame::Status;
 
+use crate::core::Core;
 use crate::error::Error;
 use crate::run::Run;
-use crate::session::Core;
 use tcp::Connection;
 
 /// A way to a peer. Every transport offers the same few things; nothing above knows which one it is.

@@ -22,13 +22,13 @@ use tcpx_proto::handshake::Established;
 use self::rx::{Ended, Received, Rx};
 use self::tx::{Sent, Tx, Work, encode_text};
 use crate::completion::TransferState;
+use crate::core::Core;
 use crate::error::Error;
 use crate::peer::PeerShared;
 use crate::plan::Chunk;
 use crate::progress::Worker;
 use crate::region::{Memory, Refusal, Regions};
 use crate::run::{After, Run};
-use crate::session::Core;
 use crate::tagged::Arrival;
 use crate::transport::Link;
 

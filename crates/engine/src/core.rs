@@ -1,0 +1,430 @@
+//! The inside of a session: what its threads, peers and transfers share.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, RwLock};
+use tcpx_net::{Listener, Poller, SocketOptions, Span};
+use tcpx_proto::handshake::{Established, Identity};
+use tcpx_proto::info::{ConnectionInfo, Name, Secret, SessionId};
+
+use crate::addresses::{choose_interfaces, lane_addresses, listen, socket_options};
+use crate::completion::deadline;
+use crate::config::{Config, TransportKind};
+use crate::control::{Control, ControlLoop};
+use crate::error::{Error, Side};
+use crate::inbox::Inbox;
+use crate::peer::PeerShared;
+use crate::plan::Piece;
+use crate::progress::Worker;
+use crate::region::{LocalSlice, Memory, Region, Regions, Segment};
+use crate::routes::LocalAddress;
+use crate::transport::local::Local;
+
+/// The inside of a session, shared with its threads, peers and transfers.
+pub(crate) struct Core {
+    pub(crate) config: Config,
+    pub(crate) identity: Identity,
+    pub(crate) regions: Regions,
+    pub(crate) inbox: Inbox,
+    pub(crate) control: Control,
+    pub(crate) local: Local,
+    /// Where lanes may leave from.
+    pub(crate) local_addresses: Vec<LocalAddress>,
+    pub(crate) addresses: Vec<SocketAddr>,
+    pub(crate) info: Vec<u8>,
+    workers: Vec<Arc<Worker>>,
+    next_worker: AtomicUsize,
+    next_id: AtomicU64,
+    peers: RwLock<Peers>,
+    own_peer: OnceLock<Arc<PeerShared>>,
+    accepted: Mutex<VecDeque<Arc<PeerShared>>>,
+    accepted_changed: Condvar,
+    closing: AtomicBool,
+}
+
+#[derive(Default)]
+struct Peers {
+    by_id: HashMap<SessionId, Arc<PeerShared>>,
+    /// The session that a name stands for now.
+    by_name: HashMap<String, SessionId>,
+}
+
+impl Core {
+    pub(crate) fn start(config: Config) -> Result<(Arc<Self>, Vec<JoinHandle<()>>), Error> {
+        if config.transport() == TransportKind::Plugin {
+            return Err(Error::Config(crate::config::ConfigError::BadValue {
+                name: "transport".into(),
+                value: "plugin".into(),
+                expected: "tcp: this build has no plugin transport".into(),
+            }));
+        }
+        let chosen = choose_interfaces(&config)?;
+        let options = socket_options(&config);
+        let (listeners, addresses) = listen(&chosen, &config, &options)?;
+        let local_addresses = lane_addresses(&chosen);
+        let identity = new_identity(&config)?;
+        let info = ConnectionInfo::new(
+            identity.name.clone(),
+            identity.id,
+            identity.secret.clone(),
+            addresses.clone(),
+        )
+        .map_err(Error::BadConnectionInfo)?;
+        let poller = Poller::new().map_err(|e| Error::io("cannot make a poller", e))?;
+        let workers: std::io::Result<Vec<_>> =
+            (0..config.workers()).map(|_| Worker::new()).collect();
+        let core = Arc::new(Self {
+            control: Control::new(&poller),
+            regions: Regions::new(random()?),
+            inbox: Inbox::default(),
+            local: Local::default(),
+            local_addresses,
+            addresses,
+            info: info.encode(),
+            workers: workers.map_err(|e| Error::io("cannot make a poller", e))?,
+            next_worker: AtomicUsize::new(0),
+            next_id: AtomicU64::new(1),
+            peers: RwLock::default(),
+            own_peer: OnceLock::new(),
+            accepted: Mutex::default(),
+            accepted_changed: Condvar::new(),
+            closing: AtomicBool::new(false),
+            identity,
+            config,
+        });
+        let own = PeerShared::new(core.name(), core.identity.id, None);
+        own.set_local(&core);
+        core.own_peer.get_or_init(|| Arc::clone(&own));
+        let mut peers = core.peers.write();
+        peers.by_name.insert(core.name().to_owned(), own.id);
+        peers.by_id.insert(own.id, own);
+        drop(peers);
+
+        let mut threads = Vec::new();
+        let result = core.spawn(poller, listeners, &mut threads);
+        if let Err(error) = result {
+            core.close();
+            return Err(Error::io("cannot start the session's threads", error));
+        }
+        Ok((core, threads))
+    }
+
+    fn spawn(
+        self: &Arc<Self>,
+        poller: Poller,
+        listeners: Vec<Listener>,
+        threads: &mut Vec<JoinHandle<()>>,
+    ) -> std::io::Result<()> {
+        let control = ControlLoop::new(Arc::clone(self), poller, listeners)?;
+        let builder = |name: String| std::thread::Builder::new().name(name);
+        threads.push(builder("tcpx-control".into()).spawn(move || control.run())?);
+        for (index, worker) in self.workers.iter().enumerate() {
+            let (core, worker) = (Arc::clone(self), Arc::clone(worker));
+            let thread = builder(format!("tcpx-worker-{index}"));
+            threads.push(thread.spawn(move || worker.run(&core))?);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        self.identity.name.as_str()
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn check_open(&self) -> Result<(), Error> {
+        if self.is_closing() {
+            Err(Error::Closed)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// A number that no other transfer of this session has.
+    pub(crate) fn next_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn next_worker(&self) -> Arc<Worker> {
+        let index = self.next_worker.fetch_add(1, Ordering::Relaxed) % self.workers.len();
+        Arc::clone(&self.workers[index])
+    }
+
+    pub(crate) fn call_any_worker(&self) {
+        self.workers[0].wake();
+    }
+
+    pub(crate) fn socket_options(&self) -> SocketOptions {
+        socket_options(&self.config)
+    }
+
+    /// The peer that stands for this session.
+    pub(crate) fn own_peer(&self) -> &Arc<PeerShared> {
+        self.own_peer
+            .get()
+            .expect("set before the session is handed out")
+    }
+
+    pub(crate) fn all_peers(&self) -> Vec<Arc<PeerShared>> {
+        self.peers.read().by_id.values().cloned().collect()
+    }
+
+    /// Makes sure that revoked memory is no longer touched.
+    pub(crate) fn revoke(&self) {
+        self.local.quiesce();
+        for peer in self.all_peers() {
+            for connection in peer.connections() {
+                connection.revoke();
+            }
+        }
+    }
+
+    pub(crate) fn find_peer(&self, name: &str) -> Option<Arc<PeerShared>> {
+        let peers = self.peers.read();
+        peers.by_id.get(peers.by_name.get(name)?).cloned()
+    }
+
+    pub(crate) fn add_peer(&self, info: ConnectionInfo) -> Result<Arc<PeerShared>, Error> {
+        self.check_open()?;
+        if info.id() == self.identity.id {
+            return Ok(Arc::clone(self.own_peer()));
+        }
+        let name = info.name().as_str().to_owned();
+        let mut peers = self.peers.write();
+        let replaced = peers
+            .by_name
+            .get(&name)
+            .filter(|id| **id != info.id() && **id != self.identity.id)
+            .copied()
+            .and_then(|id| peers.by_id.remove(&id));
+        let peer = match peers.by_id.get(&info.id()) {
+            Some(known) => Arc::clone(known),
+            None => {
+                let peer = PeerShared::new(&name, info.id(), None);
+                peers.by_id.insert(info.id(), Arc::clone(&peer));
+                peer
+            }
+        };
+        peers.by_name.insert(name.clone(), info.id());
+        drop(peers);
+        peer.set_info(info);
+        if let Some(old) = replaced {
+            let reason = "a new session has taken its name".to_owned();
+            old.remove("replaced", &Error::PeerLost { peer: name, reason });
+        }
+        Ok(peer)
+    }
+
+    pub(crate) fn remove_peer(&self, name: &str) -> Result<(), Error> {
+        let mut peers = self.peers.write();
+        let id = peers
+            .by_name
+            .get(name)
+            .copied()
+            .filter(|id| *id != self.identity.id);
+        let peer = id.and_then(|id| peers.by_id.remove(&id));
+        if id.is_some() {
+            peers.by_name.remove(name);
+        }
+        drop(peers);
+        let peer = peer.ok_or_else(|| Error::UnknownPeer(name.to_owned()))?;
+        let reason = "removed by this side".to_owned();
+        peer.remove(
+            "the peer removed us",
+            &Error::PeerLost {
+                peer: name.to_owned(),
+                reason,
+            },
+        );
+        Ok(())
+    }
+
+    /// The peer that an accepted connection belongs to; none when it claims an identity that it does not own.
+    pub(crate) fn inbound_peer(&self, established: &Established) -> Option<Arc<PeerShared>> {
+        let id = established.peer_id;
+        if id == self.identity.id {
+            return None;
+        }
+        let mut peers = self.peers.write();
+        if let Some(known) = peers.by_id.get(&id) {
+            let owned = known
+                .info()
+                .is_none_or(|info| established.is_owned_by(&info));
+            return owned.then(|| Arc::clone(known));
+        }
+        let name = established.peer_name.as_str();
+        let peer = PeerShared::new(name, id, None);
+        peers.by_id.insert(id, Arc::clone(&peer));
+        // A name that was loaded on purpose is not taken over by whoever claims it.
+        let taken = peers
+            .by_name
+            .get(name)
+            .and_then(|known| peers.by_id.get(known))
+            .is_some_and(|known| known.info().is_some() || known.id == self.identity.id);
+        if !taken {
+            peers.by_name.insert(name.to_owned(), id);
+        }
+        Some(peer)
+    }
+
+    /// Forgets a peer that had connected to us and has left, so that a long life with many peers
+    /// costs no memory.
+    pub(crate) fn forget_if_gone(&self, peer: &Arc<PeerShared>) {
+        let mut peers = self.peers.write();
+        if peer.id == self.identity.id || !peer.is_gone() {
+            return;
+        }
+        peers.by_id.remove(&peer.id);
+        if peers.by_name.get(peer.name()) == Some(&peer.id) {
+            peers.by_name.remove(peer.name());
+        }
+        drop(peers);
+        self.accepted.lock().retain(|p| !Arc::ptr_eq(p, peer));
+    }
+
+    pub(crate) fn accepted(&self, peer: &Arc<PeerShared>) {
+        self.accepted.lock().push_back(Arc::clone(peer));
+        self.accepted_changed.notify_one();
+    }
+
+    pub(crate) fn accept(&self, timeout: Duration) -> Result<Arc<PeerShared>, Error> {
+        let until = deadline(timeout);
+        let mut accepted = self.accepted.lock();
+        loop {
+            if let Some(peer) = accepted.pop_front() {
+                return Ok(peer);
+            }
+            self.check_open()?;
+            if self
+                .accepted_changed
+                .wait_until(&mut accepted, until)
+                .timed_out()
+                && accepted.is_empty()
+            {
+                return Err(Error::Timeout {
+                    what: "a connection from a peer",
+                    after: timeout,
+                });
+            }
+        }
+    }
+
+    /// Checks local memory and the shape of every segment.
+    pub(crate) fn resolve<'a>(
+        self: &Arc<Self>,
+        segments: impl IntoIterator<Item = Segment<'a>>,
+    ) -> Result<(Vec<Piece>, Vec<Arc<Memory>>), Error> {
+        let segments = segments.into_iter();
+        let mut pieces = Vec::with_capacity(segments.size_hint().0);
+        let mut memory: Vec<Arc<Memory>> = Vec::new();
+        for (index, segment) in segments.enumerate() {
+            let Segment { local, remote, len } = segment;
+            let bounds = |side, offset, region_len| Error::SegmentOutOfBounds {
+                index,
+                side,
+                offset,
+                len,
+                region_len,
+            };
+            let span = local.region.memory().span;
+            let Some(span) = span.slice(local.offset, len) else {
+                return Err(bounds(Side::Local, local.offset, span.len()));
+            };
+            let there = remote.region.len();
+            if remote.offset.checked_add(len).is_none_or(|end| end > there) {
+                return Err(bounds(Side::Remote, remote.offset, there));
+            }
+            // Neighbours mostly share a region: the last one is the likeliest.
+            let known = memory
+                .iter()
+                .rev()
+                .any(|m| Arc::ptr_eq(m, local.region.memory()));
+            if !known {
+                self.check_region(local.region)?;
+                memory.push(Arc::clone(local.region.memory()));
+            }
+            let address = remote.region.address() + remote.offset as u64;
+            pieces.push(Piece {
+                local: span,
+                key: remote.region.key(),
+                address,
+            });
+        }
+        Ok((pieces, memory))
+    }
+
+    pub(crate) fn slice(
+        self: &Arc<Self>,
+        slice: LocalSlice<'_>,
+        len: usize,
+    ) -> Result<(Span, Arc<Memory>), Error> {
+        self.check_region(slice.region)?;
+        let memory = slice.region.memory();
+        let span = memory
+            .span
+            .slice(slice.offset, len)
+            .ok_or(Error::SegmentOutOfBounds {
+                index: 0,
+                side: Side::Local,
+                offset: slice.offset,
+                len,
+                region_len: memory.span.len(),
+            })?;
+        Ok((span, Arc::clone(memory)))
+    }
+
+    fn check_region(self: &Arc<Self>, region: &Region) -> Result<(), Error> {
+        if !region.belongs_to(self) {
+            return Err(Error::ForeignRegion(region.id()));
+        }
+        if !region.is_registered() {
+            return Err(Error::RegionDeregistered(region.id()));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn close(&self) {
+        if self.closing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let peers = std::mem::take(&mut *self.peers.write());
+        for peer in peers.by_id.into_values() {
+            peer.remove("the session was closed", &Error::Closed);
+        }
+        self.local.close();
+        self.accepted_changed.notify_all();
+        self.control.stop();
+        for worker in &self.workers {
+            worker.stop();
+        }
+    }
+}
+
+fn new_identity(config: &Config) -> Result<Identity, Error> {
+    let name = Name::new(config.name()).map_err(|_| {
+        Error::Config(crate::config::ConfigError::BadValue {
+            name: "name".into(),
+            value: config.name().into(),
+            expected: "1 to 255 bytes of text".into(),
+        })
+    })?;
+    Ok(Identity {
+        name,
+        id: SessionId(random()?),
+        secret: Secret::new(random()?),
+    })
+}
+
+fn random<const N: usize>() -> Result<[u8; N], Error> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes)
+        .map_err(|e| Error::io("cannot get random bytes", std::io::Error::other(e)))?;
+    Ok(bytes)
+}

@@ -1,0 +1,254 @@
+//! This process's side of a story.
+
+use std::time::Duration;
+
+use tcpx::{Op, Peer, Region, RemoteRegion, Segment, Session, Transfer};
+
+use crate::memory::Memory;
+use crate::pattern::{Content, Expected, LOCAL_POISON};
+use crate::protocol::Copy;
+use crate::remote::{RemoteMemory, RemoteProcess};
+use crate::setup::Setup;
+use crate::story::{GUARD, wait_until};
+
+/// A session in this process.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// The session.
+    pub session: Session,
+}
+
+impl Host {
+    /// Starts a session.
+    ///
+    /// # Panics
+    /// When that fails.
+    #[must_use]
+    pub fn open(name: &str, setup: &Setup) -> Self {
+        let session = Session::new(setup.config(name));
+        Self {
+            session: session.unwrap_or_else(|e| panic!("session {name}: {e}")),
+        }
+    }
+
+    /// Learns of another process's session.
+    ///
+    /// # Panics
+    /// When its info is not accepted.
+    pub fn knows(&self, process: &RemoteProcess) -> Peer {
+        self.session.add_peer(&process.info()).expect("valid info")
+    }
+
+    /// Both sides learn of each other.
+    pub fn meets(&self, process: &RemoteProcess) -> Peer {
+        process.knows(self);
+        self.knows(process)
+    }
+
+    /// Allocates and registers memory.
+    ///
+    /// # Panics
+    /// When that fails.
+    #[must_use]
+    pub fn memory(&self, len: usize) -> LocalMemory {
+        let memory = Memory::new(len);
+        let region = memory.register(&self.session).expect("it has bytes");
+        LocalMemory { memory, region }
+    }
+
+    /// Plans a transfer.
+    ///
+    /// # Panics
+    /// When that fails.
+    #[must_use]
+    pub fn transfer(
+        &self,
+        op: Op,
+        peer: &Peer,
+        local: &LocalMemory,
+        remote: &RemoteMemory,
+        copies: &[Copy],
+    ) -> Transfer {
+        self.transfer_to(op, peer, local, &remote.descriptor, copies)
+    }
+
+    /// Plans a transfer to any region.
+    ///
+    /// # Panics
+    /// When that fails.
+    #[must_use]
+    pub fn transfer_to(
+        &self,
+        op: Op,
+        peer: &Peer,
+        local: &LocalMemory,
+        remote: &RemoteRegion,
+        copies: &[Copy],
+    ) -> Transfer {
+        let segments = copies.iter().map(|copy| Segment {
+            local: local.region.at(copy.local),
+            remote: remote.at(copy.remote),
+            len: copy.len,
+        });
+        let transfer = self.session.prepare(op, peer, segments);
+        transfer.unwrap_or_else(|e| panic!("{op:?} cannot be prepared: {e}"))
+    }
+
+    /// Plans a transfer that goes over the same bytes so often that it ends only by interference.
+    #[must_use]
+    pub fn endless(
+        &self,
+        op: Op,
+        peer: &Peer,
+        local: &LocalMemory,
+        remote: &RemoteRegion,
+    ) -> Transfer {
+        let len = local.memory.len().min(remote.len());
+        let bytes = Setup::ENDLESS_CHUNKS * self.session.config().chunk_bytes();
+        let copies = vec![Copy::new(0, 0, len); bytes.div_ceil(len)];
+        self.transfer_to(op, peer, local, remote, &copies)
+    }
+
+    /// Makes one transfer and waits for its end.
+    ///
+    /// # Panics
+    /// When it fails.
+    #[track_caller]
+    pub fn run(
+        &self,
+        op: Op,
+        peer: &Peer,
+        local: &LocalMemory,
+        remote: &RemoteMemory,
+        copies: &[Copy],
+    ) {
+        let transfer = self.transfer(op, peer, local, remote, copies);
+        transfer.post().expect("posted");
+        done(&transfer);
+    }
+
+    /// Checks that a peer works: writes to it, reads back, and verifies every byte on both sides.
+    #[track_caller]
+    pub fn verify_traffic(&self, peer: &Peer, process: &RemoteProcess, seed: u64) {
+        const LEN: usize = 300_007;
+        let (here, there) = (self.memory(LEN), process.memory(LEN));
+        here.memory.fill(Content::pattern(seed));
+        process.poison(&there);
+        let copies = [Copy::new(11, 5, LEN - 100)];
+        self.run(Op::Write, peer, &here, &there, &copies);
+        let arrived = Expected::untouched(crate::pattern::REMOTE_POISON)
+            .with(5..LEN - 95, Content::pattern(seed).skip(11));
+        process.check(&there, &arrived);
+        here.poison();
+        self.run(Op::Read, peer, &here, &there, &[Copy::new(3, 5, LEN - 100)]);
+        let back = Expected::untouched(LOCAL_POISON)
+            .with(3..LEN - 97, Content::pattern(seed).skip(11));
+        here.check(&back);
+        process.deregister(&there);
+    }
+
+    /// The next notification.
+    ///
+    /// # Panics
+    /// When none comes.
+    pub fn notification(&self) -> tcpx::Notification {
+        self.session
+            .wait_notification(GUARD)
+            .expect("a notification")
+    }
+
+    /// The next `count` notifications.
+    #[must_use]
+    pub fn next_notifications(&self, count: usize) -> Vec<tcpx::Notification> {
+        let mut all = Vec::new();
+        wait_until("all notifications are there", || {
+            all.extend(self.session.notifications());
+            all.len() >= count
+        });
+        all
+    }
+}
+
+/// Registered memory of a [`Host`].
+#[derive(Clone, Debug)]
+pub struct LocalMemory {
+    /// The bytes.
+    pub memory: Memory,
+    /// The registration.
+    pub region: Region,
+}
+
+impl LocalMemory {
+    /// Fills all of it with what nobody writes.
+    pub fn poison(&self) {
+        self.memory.fill(Content::Byte(LOCAL_POISON));
+    }
+
+    /// Compares all of it.
+    ///
+    /// # Panics
+    /// When a byte is not as expected.
+    #[track_caller]
+    pub fn check(&self, expected: &Expected) {
+        if let Err(mismatch) = self.memory.check(expected) {
+            panic!("the memory of this process is wrong {mismatch}");
+        }
+    }
+
+    /// Checks that nobody has written to it since [`LocalMemory::poison`].
+    #[track_caller]
+    pub fn check_untouched(&self) {
+        self.check(&Expected::untouched(LOCAL_POISON));
+    }
+}
+
+/// Waits for the end of a transfer, which must be a good one.
+///
+/// # Panics
+/// When it is not.
+#[track_caller]
+pub fn done(transfer: &Transfer) {
+    if let Err(error) = transfer.wait(GUARD) {
+        panic!("{transfer:?} was to succeed: {error}");
+    }
+}
+
+/// Waits for the end of a transfer, which must fail, and returns why.
+///
+/// # Panics
+/// When it succeeds or goes on.
+#[track_caller]
+pub fn fails(transfer: &Transfer) -> tcpx::Error {
+    let error = transfer.wait(GUARD).expect_err("it was to fail");
+    assert!(
+        transfer.poll().is_terminal(),
+        "{transfer:?} was to fail, and has not ended: {error}"
+    );
+    error
+}
+
+/// Waits until bytes are moving on a peer's lanes, in whatever direction.
+pub fn wait_for_traffic(peer: &Peer) {
+    let moved = || -> u64 {
+        let lanes = peer.lanes().into_iter();
+        lanes.map(|l| l.bytes_sent + l.bytes_received).sum()
+    };
+    let before = moved();
+    wait_until("bytes move", || moved() > before + (256 << 10));
+}
+
+/// Waits until no byte has moved on a peer's lanes for a moment: what was on its way has arrived.
+pub fn wait_for_silence(peer: &Peer) {
+    let moved = || -> u64 {
+        let lanes = peer.lanes().into_iter();
+        lanes.map(|l| l.bytes_sent + l.bytes_received).sum()
+    };
+    let mut before = (moved(), std::time::Instant::now());
+    wait_until("the lanes are silent", || {
+        let now = moved();
+        if now != before.0 {
+            before = (now, std::time::Instant::now());
+        }
+        before.1.elapsed() > Duration::from_millis(150)
+    });
+}

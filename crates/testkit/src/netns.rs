@@ -1,0 +1,194 @@
+//! Two machines in one: network namespaces with cables between them.
+
+use std::net::IpAddr;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::remote::{RemoteProcess, binary};
+
+const PREFIX: &str = "tcpx-test";
+
+/// Which addresses the ends of the cables have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// 10.201.0.0/16
+    V4,
+    /// fd00:201::/32
+    V6,
+}
+
+/// One of the two machines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Machine {
+    /// The first.
+    Left,
+    /// The second.
+    Right,
+}
+
+/// Two network namespaces joined by two cables, `cable0` and `cable1`. They are gone when this is
+/// dropped.
+#[derive(Debug)]
+pub struct TwoMachines {
+    left: String,
+    right: String,
+    family: Family,
+}
+
+impl TwoMachines {
+    /// Builds them; `None`, with a message, where that is not possible.
+    #[must_use]
+    pub fn build(family: Family) -> Option<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        remove_leftovers();
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = |side| format!("{PREFIX}-{}-{number}-{side}", std::process::id());
+        // From here on dropping it cleans up, whatever was made.
+        let machines = Self {
+            left: name("l"),
+            right: name("r"),
+            family,
+        };
+        match machines.wire() {
+            Ok(()) => Some(machines),
+            Err(why) => {
+                eprintln!("SKIPPED: network namespaces cannot be made here: {why}");
+                None
+            }
+        }
+    }
+
+    fn wire(&self) -> Result<(), String> {
+        for machine in [&self.left, &self.right] {
+            ip(&["netns", "add", machine])?;
+            ip(&["-n", machine, "link", "set", "lo", "up"])?;
+        }
+        for cable in 0..2 {
+            let name = format!("cable{cable}");
+            let (left, right) = (self.left.as_str(), self.right.as_str());
+            ip(&[
+                "-n", left, "link", "add", &name, "type", "veth", "peer", "name", &name, "netns",
+                right,
+            ])?;
+            for machine in [Machine::Left, Machine::Right] {
+                let (ns, address) = (self.name(machine), self.address(machine, cable));
+                let with_prefix = match self.family {
+                    Family::V4 => format!("{address}/24"),
+                    Family::V6 => format!("{address}/64"),
+                };
+                let mut add = vec!["-n", ns, "address", "add", &with_prefix, "dev", &name];
+                if self.family == Family::V6 {
+                    // Usable at once, without asking whether somebody else has it.
+                    add.push("nodad");
+                }
+                ip(&add)?;
+                ip(&["-n", ns, "link", "set", &name, "up"])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The address of a machine on a cable.
+    #[must_use]
+    pub fn address(&self, machine: Machine, cable: usize) -> IpAddr {
+        let host = match machine {
+            Machine::Left => 1,
+            Machine::Right => 2,
+        };
+        let text = match self.family {
+            Family::V4 => format!("10.201.{cable}.{host}"),
+            Family::V6 => format!("fd00:201:{cable}::{host}"),
+        };
+        text.parse().expect("an address")
+    }
+
+    /// Starts a process on a machine, with these variables in its environment; it has no session yet.
+    #[must_use]
+    pub fn spawn(
+        &self,
+        machine: Machine,
+        name: &str,
+        variables: &[(&str, &str)],
+    ) -> RemoteProcess {
+        let mut command = Command::new("ip");
+        let envs = variables.iter().copied();
+        command
+            .args(["netns", "exec", self.name(machine), "env"])
+            .args(envs.map(|(key, value)| format!("{key}={value}")))
+            .arg(binary());
+        RemoteProcess::spawn(name, command)
+    }
+
+    /// Pulls a cable out.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn cut(&self, cable: usize) {
+        let name = format!("cable{cable}");
+        ip(&["-n", &self.left, "link", "set", &name, "down"]).expect("the cable can be cut");
+    }
+
+    /// Plugs it in again.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn mend(&self, cable: usize) {
+        let name = format!("cable{cable}");
+        ip(&["-n", &self.left, "link", "set", &name, "up"]).expect("the cable can be mended");
+        if self.family == Family::V6 {
+            // IPv6 addresses go when their interface does.
+            let address = format!("{}/64", self.address(Machine::Left, cable));
+            let _ = ip(&[
+                "-n", &self.left, "address", "add", &address, "dev", &name, "nodad",
+            ]);
+        }
+    }
+
+    fn name(&self, machine: Machine) -> &str {
+        match machine {
+            Machine::Left => &self.left,
+            Machine::Right => &self.right,
+        }
+    }
+}
+
+impl Drop for TwoMachines {
+    fn drop(&mut self) {
+        for name in [&self.left, &self.right] {
+            // The cables go with them.
+            let _ = ip(&["netns", "delete", name]);
+        }
+    }
+}
+
+/// Removes the namespaces of tests that were killed.
+fn remove_leftovers() {
+    let Ok(list) = ip(&["netns", "list"]) else {
+        return;
+    };
+    for name in list.lines().filter_map(|l| l.split_whitespace().next()) {
+        let owner = name
+            .strip_prefix(PREFIX)
+            .and_then(|rest| rest.split('-').nth(1))
+            .filter(|pid| pid.chars().all(|c| c.is_ascii_digit()));
+        if let Some(pid) = owner
+            && !std::path::Path::new(&format!("/proc/{pid}")).exists()
+        {
+            let _ = ip(&["netns", "delete", name]);
+        }
+    }
+}
+
+fn ip(arguments: &[&str]) -> Result<String, String> {
+    let said = |e: &dyn std::fmt::Display| format!("ip {}: {e}", arguments.join(" "));
+    let output = Command::new("ip")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| said(&e))?;
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    } else {
+        Err(said(&String::from_utf8_lossy(&output.stderr).trim()))
+    }
+}

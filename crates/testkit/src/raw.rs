@@ -1,0 +1,108 @@
+//! Sockets that speak the protocol badly, or not at all.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::num::NonZeroU32;
+
+use tcpx_proto::handshake::{
+    Client, ClientConfig, Established, Features, HandshakeError, Identity, LaneHello,
+};
+use tcpx_proto::info::{ConnectionInfo, Name, Secret, SessionId};
+
+use crate::story::GUARD;
+
+/// Connects to a session without saying anything. Reading and writing give up in the end.
+///
+/// # Panics
+/// When nobody listens there.
+#[must_use]
+pub fn dial(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect_timeout(&address, GUARD)
+        .unwrap_or_else(|e| panic!("cannot connect to {address}: {e}"));
+    stream.set_read_timeout(Some(GUARD)).expect("a valid time");
+    stream.set_write_timeout(Some(GUARD)).expect("a valid time");
+    stream
+}
+
+/// Waits until the other side has closed the connection, however rudely; returns what it said before.
+///
+/// # Panics
+/// When it keeps the connection.
+pub fn closed(stream: &mut TcpStream) -> Vec<u8> {
+    let mut said = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        match stream.read(&mut buffer) {
+            Ok(0) => return said,
+            Ok(count) => said.extend_from_slice(&buffer[..count]),
+            Err(e) if matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {
+                return said;
+            }
+            Err(e) => panic!("the other side has not closed the connection: {e}"),
+        }
+    }
+}
+
+/// Writes what the other side still takes; it may have closed.
+pub fn shout(stream: &mut TcpStream, bytes: &[u8]) {
+    let _ = stream.write_all(bytes);
+}
+
+/// The client's side of a handshake for the only lane of a connection.
+#[must_use]
+pub fn client(target: &ConnectionInfo) -> Client {
+    let window = NonZeroU32::new(16).expect("not zero");
+    Client::new(ClientConfig {
+        identity: Identity {
+            name: Name::new("mallory").expect("a name"),
+            id: SessionId([0x66; 16]),
+            secret: Secret::new([0x66; 32]),
+        },
+        target,
+        lane: LaneHello::new(1, 0, 1, window).expect("lane 0 of 1"),
+        features: Features::NONE,
+        nonce: [0x66; 32],
+    })
+}
+
+/// Shakes hands on a stream; afterwards frames are exchanged.
+///
+/// # Errors
+/// What either side had against it.
+///
+/// # Panics
+/// When the other side does not answer.
+pub fn shake_hands(
+    stream: &mut TcpStream,
+    target: &ConnectionInfo,
+) -> Result<Established, HandshakeError> {
+    let mut client = client(target);
+    let mut received = Vec::new();
+    loop {
+        while let Some(bytes) = client.poll_transmit() {
+            stream.write_all(&bytes).expect("the session listens");
+        }
+        if let Some(established) = client.established() {
+            return Ok(established.clone());
+        }
+        // Byte by byte: nothing behind the handshake is taken.
+        let mut byte = [0];
+        stream.read_exact(&mut byte).expect("an answer");
+        received.push(byte[0]);
+        let consumed = client.handle(&received)?;
+        received.drain(..consumed);
+    }
+}
+
+/// A session's connection info with another secret.
+///
+/// # Panics
+/// When it is no connection info.
+#[must_use]
+pub fn with_wrong_secret(info: &[u8]) -> Vec<u8> {
+    let info = ConnectionInfo::decode(info).expect("connection info");
+    let (name, id, addresses) = (info.name().clone(), info.id(), info.addresses().to_vec());
+    // The real secret is not to be had from here; another one is wrong in half of its bits.
+    let forged = ConnectionInfo::new(name, id, Secret::new([0x42; 32]), addresses);
+    forged.expect("the same parts").encode()
+}

@@ -125,7 +125,7 @@ pub(crate) struct PeerShared {
     pub(crate) id: SessionId,
     pub(crate) tagged: Tagged,
     pub(crate) measured: Mutex<Measured>,
-    /// The newest connection that was alive when it was put here.
+    /// The connection in use; it may have died since.
     link: RwLock<Option<Link>>,
     state: Mutex<State>,
     changed: Condvar,
@@ -207,7 +207,7 @@ impl PeerShared {
         let impostors: Vec<_> = state
             .connections
             .iter()
-            .filter(|c| c.established.owner.is_some() && !c.established.is_owned_by(&info))
+            .filter(|c| c.was_accepted() && !c.established.is_owned_by(&info))
             .cloned()
             .collect();
         state.info = Some(info);
@@ -302,22 +302,39 @@ impl PeerShared {
     }
 
     /// A connection is there.
+    ///
+    /// The first one stays in use while it lives, also when both sides have connected at once: what
+    /// is sent on one connection stays in order. But nobody connects who has a connection, so a second one from
+    /// the same side means that the first is dead at the other end.
     pub(crate) fn attached(&self, connection: &Arc<Connection>) {
-        let link = Link::Tcp(Arc::clone(connection));
         let mut state = self.state.lock();
         if state.removed {
             drop(state);
             connection.kill(Error::UnknownPeer(self.name.clone()));
             return;
         }
+        let (outdated, live): (Vec<_>, Vec<_>) = state
+            .connections
+            .iter()
+            .filter(|c| !c.is_dead())
+            .cloned()
+            .partition(|c| c.was_accepted() == connection.was_accepted());
         state.connections.push(Arc::clone(connection));
-        *self.link.write() = Some(link.clone());
         state.connecting = false;
-        let waiting = std::mem::take(&mut state.waiting);
+        let link = Link::Tcp(Arc::clone(live.first().unwrap_or(connection)));
+        // Before anybody else can find the link: what has waited goes first.
+        for waiting in std::mem::take(&mut state.waiting) {
+            waiting.start(&link);
+        }
+        *self.link.write() = Some(link);
         drop(state);
         self.changed.notify_all();
-        for waiting in waiting {
-            waiting.start(&link);
+        for old in outdated {
+            let reason = "the peer connected anew".into();
+            old.kill(Error::PeerLost {
+                peer: self.name.clone(),
+                reason,
+            });
         }
     }
 
@@ -345,7 +362,7 @@ impl PeerShared {
     pub(crate) fn lost(&self, connection: &Arc<Connection>, error: &Error) {
         let mut state = self.state.lock();
         state.connections.retain(|c| !Arc::ptr_eq(c, connection));
-        let next = state.connections.iter().rev().find(|c| !c.is_dead());
+        let next = state.connections.iter().find(|c| !c.is_dead());
         *self.link.write() = next.map(|c| Link::Tcp(Arc::clone(c)));
         let alone = next.is_none();
         drop(state);

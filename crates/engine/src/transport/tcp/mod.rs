@@ -391,6 +391,11 @@ impl Connection {
         Ok(())
     }
 
+    /// Whether the peer made this connection.
+    pub(crate) fn was_accepted(&self) -> bool {
+        self.established.owner.is_some()
+    }
+
     pub(crate) fn is_dead(&self) -> bool {
         self.end.get().is_some()
     }

@@ -135,7 +135,7 @@ pub(crate) enum Command {
     Devices(devices::Arguments),
     Doctor(doctor::Arguments),
     Check(check::Arguments),
-    Bench(bench::Arguments),
+    Bench(Box<bench::Arguments>),
     Config(config::Arguments),
 }
 

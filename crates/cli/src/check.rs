@@ -20,11 +20,9 @@
 //! Each side ends with a [`Report`] of what it saw.
 
 mod client;
-mod host;
 mod message;
 mod server;
 
-use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -33,12 +31,8 @@ use tcpx::{Config, LaneInfo, Peer, Session};
 use tcpx_bench::bootstrap::BootstrapError;
 
 pub(crate) use self::client::run as client;
-pub(crate) use self::host::with_port;
 pub(crate) use self::message::MessageError;
-pub(crate) use self::server::{Listening, serve};
-
-/// The port of the bootstrap socket unless another is named.
-pub(crate) const DEFAULT_PORT: u16 = 17777;
+pub(crate) use self::server::serve;
 
 /// Chunks no larger than this, so that a modest buffer holds some for every lane.
 const CHUNK_MAX: usize = 256 << 10;
@@ -110,16 +104,6 @@ pub(crate) enum CheckError {
         step: &'static str,
         /// What the engine said.
         source: tcpx::Error,
-    },
-    /// The bootstrap port cannot be had.
-    #[error(
-        "cannot listen on {address}: {source}; is another server running? --port chooses another"
-    )]
-    Listen {
-        /// Where.
-        address: SocketAddr,
-        /// What the system said.
-        source: io::Error,
     },
     /// The other side failed and said why.
     #[error("the other side reports: {0}")]

@@ -2,10 +2,13 @@
 
 use std::error::Error;
 use std::io;
+use std::path::PathBuf;
 
+use tcpx_bench::Error as BenchError;
 use tcpx_net::interfaces::DiscoverError;
 
 use crate::check::CheckError;
+use crate::listen::ListenError;
 
 /// Why a command failed, and with it the exit status.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +28,20 @@ pub(crate) enum Failure {
     /// The check could not be carried out.
     #[error(transparent)]
     Check(#[from] CheckError),
+    /// The measurement could not be made.
+    #[error(transparent)]
+    Bench(#[from] BenchError),
+    /// A server could not be started.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// A file could not be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// Which.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The report could not be written.
     #[error("cannot write to stdout")]
     Output(#[from] io::Error),
@@ -40,6 +57,9 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Failure::Config(_) | Failure::Usage(_) => 2,
+            Failure::Bench(
+                BenchError::Option { .. } | BenchError::Shape(_) | BenchError::Config(_),
+            ) => 2,
             _ => 1,
         }
     }

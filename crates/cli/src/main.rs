@@ -8,6 +8,8 @@ mod check;
 mod commands;
 mod doctor;
 mod error;
+mod host;
+mod listen;
 mod log;
 mod output;
 mod settings;

@@ -141,8 +141,8 @@ impl Host {
         process.check(&there, &arrived);
         here.poison();
         self.run(Op::Read, peer, &here, &there, &[Copy::new(3, 5, LEN - 100)]);
-        let back = Expected::untouched(LOCAL_POISON)
-            .with(3..LEN - 97, Content::pattern(seed).skip(11));
+        let back =
+            Expected::untouched(LOCAL_POISON).with(3..LEN - 97, Content::pattern(seed).skip(11));
         here.check(&back);
         process.deregister(&there);
     }

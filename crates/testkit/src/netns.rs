@@ -104,12 +104,7 @@ impl TwoMachines {
 
     /// Starts a process on a machine, with these variables in its environment; it has no session yet.
     #[must_use]
-    pub fn spawn(
-        &self,
-        machine: Machine,
-        name: &str,
-        variables: &[(&str, &str)],
-    ) -> RemoteProcess {
+    pub fn spawn(&self, machine: Machine, name: &str, variables: &[(&str, &str)]) -> RemoteProcess {
         let mut command = Command::new("ip");
         let envs = variables.iter().copied();
         command

@@ -148,7 +148,7 @@ impl Expected {
         sorted.sort_by_key(|e| e.offset);
         let mut out = Vec::with_capacity(2 * sorted.len() + 1);
         let mut at = 0;
-        let mut gap = |from: usize, to: usize, out: &mut Vec<Extent>| {
+        let gap = |from: usize, to: usize, out: &mut Vec<Extent>| {
             assert!(
                 from <= to,
                 "the test expects two things of byte {to}, or the range is too long"

@@ -94,15 +94,19 @@ pub fn shake_hands(
     }
 }
 
-/// A session's connection info with another secret.
+/// A session's connection info with one bit of its secret flipped.
 ///
 /// # Panics
 /// When it is no connection info.
 #[must_use]
 pub fn with_wrong_secret(info: &[u8]) -> Vec<u8> {
-    let info = ConnectionInfo::decode(info).expect("connection info");
-    let (name, id, addresses) = (info.name().clone(), info.id(), info.addresses().to_vec());
-    // The real secret is not to be had from here; another one is wrong in half of its bits.
-    let forged = ConnectionInfo::new(name, id, Secret::new([0x42; 32]), addresses);
+    let decoded = ConnectionInfo::decode(info).expect("connection info");
+    let mut secret = [0; Secret::LEN];
+    // docs/wire-protocol.md: the secret is at offset 24.
+    secret.copy_from_slice(&info[24..24 + Secret::LEN]);
+    assert!(*decoded.secret() == Secret::new(secret), "the secret moved");
+    secret[17] ^= 0x10;
+    let (name, addresses) = (decoded.name().clone(), decoded.addresses().to_vec());
+    let forged = ConnectionInfo::new(name, decoded.id(), Secret::new(secret), addresses);
     forged.expect("the same parts").encode()
 }

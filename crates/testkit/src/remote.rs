@@ -145,11 +145,13 @@ impl RemoteProcess {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, answer) = mpsc::channel();
         lock(&self.waiting).insert(id, sender);
-        let what = format!("{command:?}");
         let mut line = serde_json::to_string(&Question { id, command }).expect("JSON");
+        let what: String = line.chars().take(200).collect();
         line.push('\n');
         let sent = lock(&self.stdin).write_all(line.as_bytes());
-        sent.unwrap_or_else(|e| panic!("{self:?} does not take commands any more ({e}): {what}"));
+        if let Err(error) = sent {
+            panic!("{self:?} does not take commands any more ({error}): {what}");
+        }
         Pending {
             process: self,
             what,
@@ -550,14 +552,14 @@ impl<T: DeserializeOwned> Pending<'_, T> {
         let value = match self.answer.recv_timeout(GUARD) {
             Ok(reply) => reply?,
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                panic!("{process:?} hangs: no answer after {GUARD:?} to {what:.300}")
+                panic!("{process:?} hangs: no answer after {GUARD:?} to {what}")
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => {
-                panic!("{process:?} has ended without an answer to {what:.300}")
+                panic!("{process:?} has ended without an answer to {what}")
             }
         };
         Ok(serde_json::from_value(value)
-            .unwrap_or_else(|e| panic!("{process:?}: a strange answer to {what:.300}: {e}")))
+            .unwrap_or_else(|e| panic!("{process:?}: a strange answer to {what}: {e}")))
     }
 
     /// Waits for the answer, which must not be an error.
@@ -568,7 +570,7 @@ impl<T: DeserializeOwned> Pending<'_, T> {
     pub fn get(self) -> T {
         let (process, what) = (self.process, self.what.clone());
         self.result()
-            .unwrap_or_else(|e| panic!("{process:?}: {what:.300}: {e}"))
+            .unwrap_or_else(|e| panic!("{process:?}: {what}: {e}"))
     }
 }
 
@@ -598,6 +600,18 @@ pub struct RemoteMemory {
 }
 
 impl RemoteMemory {
+    /// Names the memory in a [`Command`].
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.memory
+    }
+
+    /// Names its registration in a [`Command`].
+    #[must_use]
+    pub fn region_id(&self) -> u64 {
+        self.region
+    }
+
     fn new(registered: Registered, len: usize) -> Self {
         let descriptor =
             RemoteRegion::from_bytes(&registered.descriptor).expect("the engine made it");

@@ -1,6 +1,6 @@
 //! The side that waits.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::time::Duration;
 
 use tcpx::{Buffer, Config, LaneInfo, Peer, Region, Session};
@@ -16,45 +16,17 @@ const READ_SEED: u64 = 0x0072_6561_6421;
 /// A wait so long that nobody sees its end.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// The bootstrap socket of a server.
-pub(crate) struct Listening {
-    listener: TcpListener,
-    pub(crate) address: SocketAddr,
-}
-
-impl Listening {
-    /// Listens on `bind`, or on every address of this machine.
-    pub(crate) fn on(bind: Option<IpAddr>, port: u16) -> Result<Self, CheckError> {
-        let everywhere: [IpAddr; 2] = [
-            std::net::Ipv6Addr::UNSPECIFIED.into(),
-            Ipv4Addr::UNSPECIFIED.into(),
-        ];
-        let candidates = bind.map_or(everywhere.to_vec(), |ip| vec![ip]);
-        let mut failure = None;
-        for ip in candidates {
-            let address = SocketAddr::new(ip, port);
-            let bound = TcpListener::bind(address).and_then(|l| Ok((l.local_addr()?, l)));
-            match bound {
-                Ok((address, listener)) => return Ok(Listening { listener, address }),
-                // Machines without IPv6 have the second candidate.
-                Err(source) => failure = Some(CheckError::Listen { address, source }),
-            }
-        }
-        Err(failure.expect("there is at least one candidate"))
-    }
-}
-
 /// Waits for a client, as long as it takes, and goes through the check with it.
 ///
 /// Visitors that are no clients of `tcpx check` are sent away with a warning.
 pub(crate) fn serve(
-    listening: &Listening,
+    listener: &TcpListener,
     config: &Config,
     wait: Option<Duration>,
     timeout: Duration,
 ) -> Result<Report, CheckError> {
     loop {
-        let mut channel = Channel::accept(&listening.listener, wait.unwrap_or(FOREVER))?;
+        let mut channel = Channel::accept(listener, wait.unwrap_or(FOREVER))?;
         channel.set_timeout(timeout);
         match Message::receive(&mut channel) {
             Ok(Message::Hello { info }) => {

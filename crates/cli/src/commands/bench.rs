@@ -1,15 +1,169 @@
-//! `tcpx bench`: how fast does memory move?
+//! `tcpx bench`: how fast does memory move, and how close is that to raw sockets?
 
-use clap::Args;
+mod options;
+mod progress;
+mod server;
+mod tables;
 
+use std::path::Path;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use tcpx_bench::measure::Bench;
+use tcpx_bench::peer::{Program, serve_stdin};
+use tcpx_bench::report::Report;
+use tcpx_bench::soak::SoakOptions;
+
+use self::options::Measurement;
+use self::server::ServerArguments;
 use crate::Verdict;
 use crate::error::Failure;
+use crate::host::with_port;
 use crate::output::Output;
+use crate::settings::Settings;
+use crate::units;
+
+const LONG: &str = "\
+Measures how fast memory moves, in two processes. Alone, it starts the second process on this \
+machine and stays on loopback unless interfaces are chosen; across machines, run `tcpx bench \
+server` on one and `tcpx bench client HOST` on the other.
+
+Every case is measured in turns with *the floor*: a plain readv/writev loop over the same bytes, \
+the same blocks and as many streams. The ratio says how much of what raw sockets give is left; the \
+absolute numbers depend on the machine and the day. Before and after the rounds every byte is \
+compared: wrong bytes give no result.";
+
+const EXAMPLES: &str = "\
+\x1b[1m\x1b[4mExamples:\x1b[0m
+  tcpx bench                                  The named cases, both ways, on this machine
+  tcpx bench --quick                          The same in half a minute
+  tcpx bench --case kv16k --op read --lanes 4
+  tcpx bench --size 1M,64M --block 4K,16K --duration 5s
+  tcpx bench --report bench.html              Everything, as one page with plots
+  tcpx bench --soak 10m                       Mixed transfers, watching memory
+  tcpx bench server                           On one machine …
+  tcpx bench client 10.0.0.1 --json           … and on the other
+
+\x1b[1m\x1b[4mCases:\x1b[0m
+  lat4k    round trip of one 4 KiB block; the caller polls
+  one64m   64 MiB in one block
+  one512m  512 MiB in one block
+  kv16k    64 MiB in scattered 16 KiB blocks, as a KV cache has them
+  kv4k     64 MiB in scattered 4 KiB blocks
+
+Exits with 1 when the other side fails, when bytes are wrong, or when a soak grows.";
 
 /// Measure throughput, latency and CPU cost, beside a raw socket loop
 #[derive(Debug, Args)]
-pub(crate) struct Arguments {}
+#[command(long_about = LONG, after_long_help = EXAMPLES, args_conflicts_with_subcommands = true)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    role: Option<Role>,
 
-pub(crate) fn run(_args: &Arguments, _output: &mut Output) -> Result<Verdict, Failure> {
-    Ok(Verdict::Fine)
+    #[command(flatten)]
+    measurement: Measurement,
+
+    #[command(flatten)]
+    settings: Settings,
+}
+
+#[derive(Debug, Subcommand)]
+enum Role {
+    /// Serve measurements of other machines, until interrupted
+    Server(ServerArguments),
+    /// Measure against a server on another machine
+    Client(ClientArguments),
+    /// The second process of a measurement on one machine
+    #[command(name = SECOND_PROCESS, hide = true)]
+    Second,
+}
+
+/// How this program starts itself.
+const SECOND_PROCESS: &str = "second-process";
+
+#[derive(Debug, Args)]
+struct ClientArguments {
+    /// Where the server is: a name or address, with a port unless it is the default one
+    #[arg(value_name = "HOST[:PORT]", value_parser = with_port)]
+    host: String,
+
+    /// How long connecting may take
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = units::parse_time)]
+    timeout: Duration,
+
+    #[command(flatten)]
+    measurement: Measurement,
+
+    #[command(flatten)]
+    settings: Settings,
+}
+
+pub(crate) fn run(args: &Arguments, output: &mut Output) -> Result<Verdict, Failure> {
+    match &args.role {
+        None => measure(&args.measurement, output, || {
+            let program = Program::same(["bench", SECOND_PROCESS])?;
+            Ok(Bench::spawn(&program, args.settings.load()?)?)
+        }),
+        Some(Role::Client(client)) => measure(&client.measurement, output, || {
+            let config = client.settings.load()?;
+            Ok(Bench::connect(&client.host, client.timeout, config)?)
+        }),
+        Some(Role::Server(server)) => server::run(server, output),
+        Some(Role::Second) => {
+            serve_stdin(Settings::default().load()?)?;
+            Ok(Verdict::Fine)
+        }
+    }
+}
+
+fn measure(
+    args: &Measurement,
+    output: &mut Output,
+    start: impl FnOnce() -> Result<Bench, Failure>,
+) -> Result<Verdict, Failure> {
+    let plan = args.plan()?;
+    let mut bench = start()?;
+    let mut report = Report::new(&mut bench, std::env::args().collect());
+    let mut progress = progress::Shown::new(output);
+    report.cases = bench.run(&plan.cases, plan.extras, &mut progress)?;
+    if plan.full {
+        progress.say("what preparing many segments costs");
+        report.prepare = bench.run_prepare(&tcpx_bench::prepare::SEGMENTS)?;
+        progress.say("what an idle session costs");
+        report.idle = Some(bench.run_idle(options::IDLE)?);
+        progress.say("what an idle peer costs");
+        report.idle_peers = Some(bench.run_idle_peers(options::IDLE_PEERS)?);
+    }
+    if let Some(duration) = plan.soak {
+        let options = SoakOptions {
+            duration,
+            sample_every: options::SOAK_SAMPLE.min(duration / 4),
+        };
+        progress.soak(duration);
+        report.soak = Some(bench.run_soak(&options, &mut |sample| progress.sampled(sample))?);
+    }
+    progress.finish();
+
+    if output.is_json() {
+        output.document(&report)?;
+    } else {
+        tables::print(&report, output)?;
+    }
+    if let Some(path) = &plan.page {
+        write_page(&report, path)?;
+        output.note(format_args!("Wrote {}.", path.display()));
+    }
+    let grew = report.soak.is_some_and(|soak| soak.growth.grew);
+    Ok(if grew {
+        Verdict::Problem
+    } else {
+        Verdict::Fine
+    })
+}
+
+fn write_page(report: &Report, path: &Path) -> Result<(), Failure> {
+    std::fs::write(path, report.to_html()?).map_err(|source| Failure::Write {
+        path: path.to_owned(),
+        source,
+    })
 }

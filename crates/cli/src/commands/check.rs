@@ -1,6 +1,6 @@
 //! `tcpx check`: does the way between two machines work, on every lane?
 
-use std::net::IpAddr;
+use std::net::TcpListener;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -8,11 +8,13 @@ use tcpx::Config;
 use tcpx_bench::units;
 
 use crate::Verdict;
-use crate::check::{self, DEFAULT_PORT, Listening, Report};
+use crate::check::{self, Report};
 use crate::error::Failure;
+use crate::host::with_port;
+use crate::listen::Listen;
 use crate::output::{Output, Tone};
 use crate::settings::Settings;
-use crate::units::count;
+use crate::units::{count, parse_time};
 
 const LONG: &str = "\
 Tests the connection between two machines as an application would use it: `tcpx check server` on \
@@ -50,20 +52,15 @@ enum Role {
 
 #[derive(Debug, Args)]
 struct ServerArguments {
-    /// Bootstrap port; 0 takes a free one and says which
-    #[arg(long, default_value_t = DEFAULT_PORT)]
-    port: u16,
-
-    /// Bootstrap address to listen on [default: all]
-    #[arg(long, value_name = "IP")]
-    bind: Option<IpAddr>,
+    #[command(flatten)]
+    listen: Listen,
 
     /// Go on with further clients until interrupted
     #[arg(long)]
     keep: bool,
 
-    /// Give up when no client has come for this many seconds [default: never]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    /// Give up when no client has come for this long [default: never]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     wait: Option<Duration>,
 
     #[command(flatten)]
@@ -73,7 +70,7 @@ struct ServerArguments {
 #[derive(Debug, Args)]
 struct ClientArguments {
     /// Where the server is: a name or address, with a port unless it is the default one
-    #[arg(value_name = "HOST[:PORT]", value_parser = host)]
+    #[arg(value_name = "HOST[:PORT]", value_parser = with_port)]
     host: String,
 
     #[command(flatten)]
@@ -82,23 +79,12 @@ struct ClientArguments {
 
 #[derive(Debug, Args)]
 struct Common {
-    /// Seconds each step may take
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    /// How long each step may take, such as 500ms or 10s
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_time)]
     timeout: Duration,
 
     #[command(flatten)]
     settings: Settings,
-}
-
-fn host(text: &str) -> Result<String, String> {
-    check::with_port(text, DEFAULT_PORT)
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    match text.parse::<f64>() {
-        Ok(value) if value > 0.0 && value <= 86_400.0 => Ok(Duration::from_secs_f64(value)),
-        _ => Err("expected seconds above 0, up to 86400".into()),
-    }
 }
 
 pub(crate) fn run(args: &Arguments, output: &mut Output) -> Result<Verdict, Failure> {
@@ -117,13 +103,11 @@ fn server(
     config: &Config,
     output: &mut Output,
 ) -> Result<Verdict, Failure> {
-    let listening = Listening::on(args.bind, args.port)?;
+    let listener = args.listen.with(TcpListener::bind)?;
+    let address = listener.local_addr()?;
     loop {
-        output.note(format_args!(
-            "Waiting for a client on {} …",
-            listening.address
-        ));
-        let outcome = check::serve(&listening, config, args.wait, args.common.timeout);
+        output.note(format_args!("Waiting for a client on {address} …"));
+        let outcome = check::serve(&listener, config, args.wait, args.common.timeout);
         match outcome {
             Ok(report) => {
                 let verdict = conclude(&report, output)?;

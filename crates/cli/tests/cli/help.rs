@@ -6,7 +6,7 @@ use crate::support::{run, tcpx};
 
 #[test]
 fn every_command_explains_itself() {
-    let commands: [(&[&str], &str); 8] = [
+    let commands: [(&[&str], &str); 10] = [
         (&[], "Exit status:"),
         (&["devices"], "tcpx devices --json"),
         (&["doctor"], "Exits with 0 when transfers will work"),
@@ -14,7 +14,9 @@ fn every_command_explains_itself() {
         (&["check"], "tcpx check client"),
         (&["check", "server"], "--keep"),
         (&["check", "client"], "HOST[:PORT]"),
-        (&["bench"], "--json"),
+        (&["bench"], "tcpx bench --report bench.html"),
+        (&["bench", "server"], "--once"),
+        (&["bench", "client"], "HOST[:PORT]"),
     ];
     for (command, expected) in commands {
         let help = run(&[command, &["--help"]].concat()).expect(0);
@@ -47,7 +49,7 @@ fn the_version_is_printed() {
 
 #[test]
 fn what_cannot_be_understood_is_a_usage_error() {
-    let cases: [&[&str]; 9] = [
+    let cases: [&[&str]; 12] = [
         &[],
         &["fly"],
         &["devices", "--fast"],
@@ -57,6 +59,9 @@ fn what_cannot_be_understood_is_a_usage_error() {
         &["check", "server", "--port", "99999"],
         &["doctor", "--log", "tcpx=loud"],
         &["config", "--set", "lanes"],
+        &["bench", "--size", "huge"],
+        &["bench", "--quick", "--full"],
+        &["bench", "--case", "kv8k"],
     ];
     for arguments in cases {
         let refused = run(arguments).expect(2);

@@ -1,5 +1,6 @@
 //! The real binary, as a user or a script runs it.
 
+mod bench;
 mod check;
 mod devices;
 mod doctor;

@@ -2,14 +2,16 @@
 
 use std::net::Ipv6Addr;
 
-/// Appends `port` where `host` names none: `node7` → `node7:17777`, `::1` → `[::1]:17777`.
-pub(crate) fn with_port(host: &str, port: u16) -> Result<String, String> {
+use crate::listen::DEFAULT_PORT;
+
+/// Appends the default port where `host` names none: `node7` → `node7:17777`, `::1` → `[::1]:17777`.
+pub(crate) fn with_port(host: &str) -> Result<String, String> {
     let host = host.trim();
     if host.is_empty() {
         return Err("expected HOST or HOST:PORT".into());
     }
     if host.parse::<Ipv6Addr>().is_ok() {
-        return Ok(format!("[{host}]:{port}"));
+        return Ok(format!("[{host}]:{DEFAULT_PORT}"));
     }
     let (name, given) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((name, "")) => (name, None),
@@ -26,7 +28,7 @@ pub(crate) fn with_port(host: &str, port: u16) -> Result<String, String> {
         ));
     }
     let port = match given {
-        None => port,
+        None => DEFAULT_PORT,
         Some(text) => match text.parse::<u16>() {
             Ok(port) if port > 0 => port,
             _ => {
@@ -49,7 +51,7 @@ mod tests {
 
     #[test]
     fn ports_are_appended_where_none_is_named() {
-        let ok = |host| with_port(host, 17777).unwrap();
+        let ok = |host| with_port(host).unwrap();
         assert_eq!(ok("node7"), "node7:17777");
         assert_eq!(ok("node7:80"), "node7:80");
         assert_eq!(ok("10.0.0.1"), "10.0.0.1:17777");
@@ -70,7 +72,7 @@ mod tests {
             "a:b:1",
             "[::1]x",
         ] {
-            assert!(with_port(host, 1).is_err(), "{host}");
+            assert!(with_port(host).is_err(), "{host}");
         }
     }
 }

@@ -1,0 +1,245 @@
+//! What to measure, as it is typed and as the measuring library wants it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use tcpx_bench::floor::Waiting;
+use tcpx_bench::measure::Extras;
+use tcpx_bench::suite::{self, Case};
+use tcpx_bench::workload;
+
+use crate::error::Failure;
+use crate::units;
+
+/// How long an idle session is watched.
+pub(super) const IDLE: Duration = Duration::from_secs(5);
+/// Peers connected at once to see what one costs.
+pub(super) const IDLE_PEERS: usize = 32;
+/// How often a soak looks at both processes, unless it is short.
+pub(super) const SOAK_SAMPLE: Duration = Duration::from_secs(5);
+
+/// `--quick`: the cases without the largest, a second each.
+const QUICK_CASES: [&str; 4] = ["lat4k", "one64m", "kv16k", "kv4k"];
+const QUICK_TIME: Duration = Duration::from_secs(1);
+
+/// What to measure.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Measurement")]
+pub(super) struct Measurement {
+    /// Named cases to measure [default: all of them]
+    #[arg(long = "case", value_name = "NAME,…", value_delimiter = ',')]
+    cases: Vec<String>,
+
+    /// Sizes of one transfer, such as 4K, 64M or 1G
+    #[arg(long = "size", value_name = "BYTES,…", value_delimiter = ',', value_parser = units::parse_bytes)]
+    sizes: Vec<u64>,
+
+    /// Block sizes to cut the sizes into; 0 is one block [default: 0]
+    #[arg(long = "block", value_name = "BYTES,…", value_delimiter = ',', value_parser = units::parse_bytes)]
+    blocks: Vec<u64>,
+
+    /// Keep blocks in order instead of scattering them
+    #[arg(long)]
+    ordered: bool,
+
+    /// What to do
+    #[arg(long, value_name = "OP", default_value = "both")]
+    op: Op,
+
+    /// Also sweep over sizes from 4 KiB to 512 MiB
+    #[arg(long)]
+    sweep: bool,
+
+    /// Transfers to measure in each case [default: depends on its size]
+    #[arg(long, value_name = "N")]
+    iterations: Option<u32>,
+
+    /// Time to measure each case for, such as 5s, instead of a number of transfers
+    #[arg(long, value_name = "TIME", value_parser = units::parse_time, conflicts_with = "iterations")]
+    duration: Option<Duration>,
+
+    /// Transfers before measuring starts [default: depends on the size]
+    #[arg(long, value_name = "N")]
+    warmup: Option<u32>,
+
+    /// How the caller waits [default: polls up to 64 KiB, sleeps above]
+    #[arg(long, value_name = "HOW")]
+    wait: Option<Wait>,
+
+    /// Leave the floor out
+    #[arg(long)]
+    no_floor: bool,
+
+    /// Do not compare the bytes
+    #[arg(long)]
+    no_verify: bool,
+
+    /// A second for each named case but the largest
+    #[arg(long, conflicts_with_all = ["cases", "iterations", "duration", "full"])]
+    quick: bool,
+
+    /// All named cases, the sweep, and what preparing, an idle session and idle peers cost
+    #[arg(long)]
+    full: bool,
+
+    /// Then move mixed transfers for this long, such as 10m, watching memory and descriptors
+    ///
+    /// Alone, without cases or sizes, nothing else is measured.
+    #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
+    soak: Option<Duration>,
+
+    /// Write one self-contained page with plots
+    ///
+    /// Where no cases are chosen, everything is measured, as with --full.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Op {
+    /// The other side's memory is read
+    Read,
+    /// The other side's memory is written
+    Write,
+    /// One after the other
+    Both,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Wait {
+    /// Awake: lowest latency
+    Poll,
+    /// Asleep in the kernel: lowest CPU time
+    Block,
+}
+
+/// What will be done.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) cases: Vec<Case>,
+    pub(super) extras: Extras,
+    pub(super) full: bool,
+    pub(super) soak: Option<Duration>,
+    pub(super) page: Option<PathBuf>,
+}
+
+impl Measurement {
+    /// What was typed, checked before anything is started.
+    pub(super) fn plan(&self) -> Result<Plan, Failure> {
+        let chosen = !(self.cases.is_empty() && self.sizes.is_empty() && self.blocks.is_empty());
+        let open = !chosen && !self.quick && !self.sweep;
+        let full = self.full || (self.report.is_some() && open && self.soak.is_none());
+        let only_soak = self.soak.is_some() && open && !self.full;
+        let cases = if only_soak {
+            Vec::new()
+        } else {
+            suite::cases(&self.options(full))?
+        };
+        if let Some(folder) = self.report.as_deref().and_then(|path| path.parent())
+            && !folder.as_os_str().is_empty()
+            && !folder.is_dir()
+        {
+            let folder = folder.display();
+            return Err(Failure::Usage(format!(
+                "--report: there is no folder {folder}"
+            )));
+        }
+        Ok(Plan {
+            cases,
+            extras: Extras {
+                floor: !self.no_floor,
+                verify: !self.no_verify,
+            },
+            full,
+            soak: self.soak,
+            page: self.report.clone(),
+        })
+    }
+
+    fn options(&self, full: bool) -> suite::Options {
+        let quick = |cases: &[&str]| cases.iter().map(|&name| name.to_owned()).collect();
+        suite::Options {
+            cases: if self.quick && self.sizes.is_empty() {
+                quick(&QUICK_CASES)
+            } else {
+                self.cases.clone()
+            },
+            sizes: self.sizes.clone(),
+            block_sizes: self.blocks.clone(),
+            ordered: self.ordered,
+            ops: match self.op {
+                Op::Read => vec![workload::Op::Read],
+                Op::Write => vec![workload::Op::Write],
+                Op::Both => Vec::new(),
+            },
+            sweep: self.sweep || full,
+            iterations: self.iterations,
+            duration: self.duration.or(self.quick.then_some(QUICK_TIME)),
+            warmup: self.warmup,
+            waiting: self.wait.map(|wait| match wait {
+                Wait::Poll => Waiting::Poll,
+                Wait::Block => Waiting::Block,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        measurement: Measurement,
+    }
+
+    fn plan(line: &str) -> Plan {
+        let words = std::iter::once("bench").chain(line.split_whitespace());
+        Line::parse_from(words).measurement.plan().unwrap()
+    }
+
+    #[test]
+    fn alone_it_measures_the_named_cases() {
+        let plan = plan("");
+        assert_eq!(plan.cases.len(), 10);
+        assert!(!plan.full && plan.soak.is_none());
+        assert_eq!(plan.extras, Extras::default());
+    }
+
+    #[test]
+    fn quick_leaves_the_largest_out() {
+        let plan = plan("--quick");
+        assert_eq!(plan.cases.len(), 8);
+        let limit = workload::Limit::Duration(QUICK_TIME);
+        assert!(plan.cases.iter().all(|case| case.workload.limit == limit));
+    }
+
+    #[test]
+    fn a_page_wants_everything_unless_cases_are_chosen() {
+        assert!(plan("--report out.html").full);
+        let chosen = plan("--report out.html --size 1M --op read");
+        assert!(!chosen.full && chosen.cases.len() == 1);
+        assert!(!plan("--report out.html --quick").full);
+    }
+
+    #[test]
+    fn a_soak_comes_alone_unless_more_is_asked_for() {
+        assert!(plan("--soak 10m").cases.is_empty());
+        assert_eq!(plan("--soak 1s --case kv4k").cases.len(), 2);
+    }
+
+    #[test]
+    fn mistakes_are_found_before_anything_is_started() {
+        let wrong = |line: &str| {
+            let words = std::iter::once("bench").chain(line.split_whitespace());
+            Line::parse_from(words).measurement.plan().unwrap_err()
+        };
+        assert_eq!(wrong("--case kv8k").exit_code(), 2);
+        assert_eq!(wrong("--size 0").exit_code(), 2);
+        assert_eq!(wrong("--quick --report /nonexistent/x.html").exit_code(), 2);
+    }
+}

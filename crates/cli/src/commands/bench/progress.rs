@@ -1,0 +1,129 @@
+//! How a measurement is watched: a bar on a terminal, a line a case elsewhere, nothing with JSON.
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use tcpx_bench::measure::{CaseResult, Progress, Step};
+use tcpx_bench::soak::SoakSample;
+use tcpx_bench::suite::Case;
+
+use crate::output::Output;
+
+/// Parts of a case on the bar.
+const PARTS: u64 = 1000;
+
+/// Progress as it is shown.
+pub(super) struct Shown {
+    bar: ProgressBar,
+    /// Lines for a log, where there is no terminal.
+    lines: bool,
+    done: u64,
+    soak: Duration,
+}
+
+impl Shown {
+    pub(super) fn new(output: &Output) -> Self {
+        let bar = if output.shows_progress() {
+            ProgressBar::new(PARTS)
+        } else {
+            ProgressBar::hidden()
+        };
+        let template = "{bar:30} {prefix}  {msg}";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style.progress_chars("━╸ "));
+        }
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Shown {
+            bar,
+            lines: !output.shows_progress() && !output.is_json(),
+            done: 0,
+            soak: Duration::ZERO,
+        }
+    }
+
+    /// Something without parts begins.
+    pub(super) fn say(&self, what: &str) {
+        self.bar.set_prefix("measuring");
+        self.bar.set_message(what.to_owned());
+        if self.lines {
+            eprintln(format_args!("Measuring {what}."));
+        }
+    }
+
+    /// A soak of this length begins.
+    pub(super) fn soak(&mut self, duration: Duration) {
+        self.soak = duration;
+        self.bar.set_length(PARTS);
+        self.bar.set_position(0);
+        self.bar.set_prefix("soak");
+    }
+
+    /// A soak was looked at.
+    pub(super) fn sampled(&self, sample: &SoakSample) {
+        let part = sample.at_s / self.soak.as_secs_f64().max(1e-9);
+        self.bar.set_position((part * PARTS as f64) as u64);
+        let text = format!(
+            "{:.0} s: {} transfers, {:.2} GB/s, {} and {} resident",
+            sample.at_s,
+            sample.transfers,
+            sample.gb_per_s,
+            tcpx_bench::units::bytes(sample.initiator.resident_bytes),
+            tcpx_bench::units::bytes(sample.target.resident_bytes),
+        );
+        if self.lines {
+            eprintln(format_args!("Soak at {text}."));
+        }
+        self.bar.set_message(text);
+    }
+
+    pub(super) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+impl Progress for Shown {
+    fn started(&mut self, index: usize, count: usize, case: &Case) {
+        self.done = index as u64 * PARTS;
+        self.bar.set_length(count as u64 * PARTS);
+        self.bar.set_position(self.done);
+        let name = format!("{} {}", case.name, case.workload.shape.op());
+        self.bar.set_prefix(format!("{}/{count} {name}", index + 1));
+        self.bar.set_message("");
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Verifying => self.bar.set_message("verifying"),
+            Step::WarmingUp => self.bar.set_message("warming up"),
+            Step::Measuring {
+                done,
+                engine,
+                floor,
+            } => {
+                self.bar
+                    .set_position(self.done + (done * PARTS as f64) as u64);
+                let floor = floor.map_or(String::new(), |floor| format!(", floor {floor:.2}"));
+                self.bar.set_message(format!("{engine:.2} GB/s{floor}"));
+            }
+            _ => {}
+        }
+    }
+
+    fn finished(&mut self, result: &CaseResult) {
+        if self.lines {
+            let ratio = result.floor.as_ref().map(|floor| floor.ratio);
+            let ratio = ratio.map_or(String::new(), |r| format!(", {r:.2} of the floor"));
+            let (name, op) = (&result.name, result.shape.op());
+            eprintln(format_args!(
+                "{name} {op}: {:.2} GB/s{ratio}",
+                result.engine.gb_per_s
+            ));
+        }
+    }
+}
+
+/// A line on stderr, which may be closed.
+fn eprintln(text: std::fmt::Arguments<'_>) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "{text}");
+}

@@ -1,0 +1,128 @@
+//! `tcpx bench`: small measurements over two real processes. Numbers are not judged, bytes are.
+
+use crate::support::{Server, run, tcpx};
+
+#[test]
+fn a_measurement_is_a_document_with_the_floor_in_it() {
+    let arguments = [
+        "bench",
+        "--size",
+        "64K,1M",
+        "--block",
+        "0,4K",
+        "--iterations",
+        "5",
+        "--json",
+    ];
+    let run = run(&arguments).expect(0);
+    let report = run.json();
+    assert_eq!(report["schema"], "tcpx-bench/1");
+    let cases = report["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 8);
+    for case in cases {
+        assert_eq!(case["verified"], true, "{case}");
+        assert!(case["engine"]["gb_per_s"].as_f64().unwrap() > 0.0, "{case}");
+        assert!(case["floor"]["ratio"].as_f64().unwrap() > 0.0, "{case}");
+    }
+    assert_eq!(run.stderr, "", "a document comes without chatter");
+}
+
+#[test]
+fn people_get_a_table() {
+    let run = run(&[
+        "bench",
+        "--size",
+        "64K",
+        "--op",
+        "write",
+        "--iterations",
+        "5",
+        "--no-floor",
+    ]);
+    let table = run.expect(0).stdout;
+    for expected in [
+        "CASE",
+        "GB/S",
+        "CPU S/GB",
+        "64K",
+        "WRITE",
+        "Every byte was verified",
+    ] {
+        assert!(table.contains(expected), "{expected} in:\n{table}");
+    }
+}
+
+#[test]
+fn a_page_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("out.html");
+    let path = page.to_str().unwrap();
+    let arguments = [
+        "bench",
+        "--size",
+        "4K,64K",
+        "--iterations",
+        "5",
+        "--report",
+        path,
+    ];
+    assert!(run(&arguments).expect(0).stderr.contains("Wrote "));
+    let html = std::fs::read_to_string(page).unwrap();
+    assert!(html.contains("<svg") && html.contains("64K"));
+    let missing = folder.path().join("missing/out.html");
+    run(&["bench", "--quick", "--report", missing.to_str().unwrap()]).expect(2);
+}
+
+#[test]
+fn a_server_is_measured_against() {
+    let arguments = [
+        "bench",
+        "server",
+        "--bind",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--once",
+    ];
+    let server = Server::start(tcpx(&arguments));
+    let client = [
+        "--size",
+        "256K",
+        "--iterations",
+        "5",
+        "--lanes",
+        "2",
+        "--json",
+    ];
+    let report = run(&[&["bench", "client", &server.address], &client[..]].concat());
+    let report = report.expect(0).json();
+    assert_eq!(report["lanes"], 2);
+    assert_eq!(report["cases"].as_array().unwrap().len(), 2);
+    server.finish().expect(0);
+}
+
+#[test]
+fn a_short_soak_moves_and_verifies() {
+    let run = run(&["bench", "--soak", "2s", "--json"]);
+    // Two seconds are too short to tell a leak (status 1) from a cache that fills.
+    assert!(run.code <= 1, "{}", run.stderr);
+    let report = run.json();
+    assert!(report["soak"]["transfers"].as_u64().unwrap() > 0);
+    assert!(report["soak"]["verified"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn a_server_that_is_not_there_is_a_failure() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let refused = run(&["bench", "client", &free.to_string(), "--quick"]).expect(1);
+    assert!(refused.stderr.contains("refused"), "{}", refused.stderr);
+}
+
+#[test]
+fn the_second_process_is_not_for_people() {
+    let lost = run(&["bench", "second-process"]).expect(1);
+    assert!(lost.stderr.contains("measuring process"), "{}", lost.stderr);
+}

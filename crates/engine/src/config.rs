@@ -96,6 +96,7 @@ pub struct Config {
     connect_timeout: Duration,
     spin: Duration,
     socket_buffer_bytes: usize,
+    congestion: String,
     listen_port: u16,
     log: String,
     /// One per row of [`SETTINGS`], in its order.
@@ -267,6 +268,20 @@ const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        key: "congestion",
+        variables: &["TCPX_CONGESTION"],
+        help: "Congestion control of the lanes: auto, system (whatever the kernel is set to), or a name such as cubic or bbr.",
+        expected: "auto, system or a congestion control of this kernel (net.ipv4.tcp_available_congestion_control)",
+        parse: |c, v| {
+            (v == "auto" || v == "system" || tcpx_net::has_congestion_control(v))
+                .then(|| c.congestion = v.to_owned())
+        },
+        show: |c| c.congestion.clone(),
+        reason: || {
+            "auto: between processes of one machine cubic, since there is nothing to pace; else the system's".into()
+        },
+    },
+    Setting {
         key: "listen_port",
         variables: &["TCPX_LISTEN_PORT"],
         help: "The port to listen on, for machines behind a firewall; 0 takes a free one.",
@@ -309,6 +324,7 @@ impl Config {
             connect_timeout: Duration::from_secs(10),
             spin: Duration::from_micros(if cores == 1 { 0 } else { 50 }),
             socket_buffer_bytes: 0,
+            congestion: "auto".into(),
             listen_port: 0,
             log: "warn".into(),
             sources: vec![Source::Default; SETTINGS.len()],
@@ -499,6 +515,18 @@ impl Config {
     #[must_use]
     pub fn socket_buffer_bytes(&self) -> usize {
         self.socket_buffer_bytes
+    }
+
+    /// The congestion control that a lane to a peer on this machine (`local`) or on another one
+    /// gets; none leaves it as the system has it.
+    #[must_use]
+    pub fn congestion_control(&self, local: bool) -> Option<&str> {
+        match self.congestion.as_str() {
+            // Pacing (bbr) halves what loopback carries and doubles its CPU cost.
+            "auto" => local.then_some("cubic"),
+            "system" => None,
+            name => Some(name),
+        }
     }
 
     /// The port to listen on, or 0 for a free one.

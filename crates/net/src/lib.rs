@@ -15,7 +15,7 @@ pub mod stream;
 
 pub use poller::{Event, Poller, Waker};
 pub use span::{Cursor, Span};
-pub use stream::{Listener, SocketOptions, Stream};
+pub use stream::{Listener, SocketOptions, Stream, has_congestion_control, set_congestion_control};
 
 /// The machine's host name, or an empty text when it has none.
 #[must_use]

@@ -177,6 +177,15 @@ impl Stream {
         Ok(received.bytes)
     }
 
+    /// Whether the other end is on this machine.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        match (self.local_addr(), self.peer_addr()) {
+            (Ok(local), Ok(peer)) => local.ip() == peer.ip() || peer.ip().is_loopback(),
+            _ => false,
+        }
+    }
+
     /// Ends both directions, so that whoever polls this stream notices.
     pub fn shutdown(&self) {
         // Fails only when the stream has already ended.
@@ -263,6 +272,22 @@ impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// Chooses a connected socket's congestion control.
+///
+/// # Errors
+/// This kernel does not have it, or reserves it for the administrator.
+pub fn set_congestion_control(socket: impl AsFd, name: &str) -> io::Result<()> {
+    Ok(rustix::net::sockopt::set_tcp_congestion(socket, name)?)
+}
+
+/// Whether this process may use a congestion control.
+#[must_use]
+pub fn has_congestion_control(name: &str) -> bool {
+    Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))
+        .and_then(|socket| set_congestion_control(&socket, name))
+        .is_ok()
 }
 
 const _: () = {

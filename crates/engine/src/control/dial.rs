@@ -247,7 +247,7 @@ impl ControlLoop {
                 continue;
             };
             self.poller.remove(&stream);
-            match Lane::new(stream, &early, self.core.next_worker()) {
+            match Lane::new(stream, &early, &self.core) {
                 Ok(lane) => lanes.push(lane),
                 Err(error) => {
                     return peer.unreachable(&Error::io("a lane broke as it was made", error));

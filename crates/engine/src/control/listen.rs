@@ -180,7 +180,7 @@ impl ControlLoop {
         };
         let lanes = arrived.lanes.into_iter().flatten();
         let lanes: std::io::Result<Vec<_>> = lanes
-            .map(|(stream, early)| Lane::new(stream, &early, self.core.next_worker()))
+            .map(|(stream, early)| Lane::new(stream, &early, &self.core))
             .collect();
         let connected = lanes.and_then(|lanes| {
             let core = Arc::clone(&self.core);

@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use tcpx_net::{Span, Stream};
+use tcpx_net::{Span, Stream, set_congestion_control};
 use tcpx_proto::frame::{Header, Kind, Status, Table};
 use tcpx_proto::handshake::Established;
 
@@ -138,7 +138,13 @@ impl std::ops::BitOrAssign for Drive {
 }
 
 impl Lane {
-    pub(crate) fn new(stream: Stream, early: &[u8], worker: Arc<Worker>) -> std::io::Result<Self> {
+    pub(crate) fn new(stream: Stream, early: &[u8], core: &Core) -> std::io::Result<Self> {
+        let worker = core.next_worker();
+        if let Some(name) = core.config.congestion_control(stream.is_local())
+            && let Err(error) = set_congestion_control(&stream, name)
+        {
+            tracing::debug!(name, %error, "a lane keeps the system's congestion control");
+        }
         Ok(Self {
             local: stream.local_addr()?,
             remote: stream.peer_addr()?,

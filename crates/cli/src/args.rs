@@ -3,7 +3,7 @@
 use clap::{Args, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
-use crate::commands::{bench, check, config, devices, doctor};
+use crate::commands::{bench, check, config, devices, doctor, nixl};
 
 const ABOUT: &str = "Moves memory between processes and machines over plain TCP, as if by RDMA";
 
@@ -137,6 +137,7 @@ pub(crate) enum Command {
     Check(check::Arguments),
     Bench(Box<bench::Arguments>),
     Config(config::Arguments),
+    Nixl(nixl::Arguments),
 }
 
 #[cfg(test)]

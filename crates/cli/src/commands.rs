@@ -5,3 +5,4 @@ pub(crate) mod check;
 pub(crate) mod config;
 pub(crate) mod devices;
 pub(crate) mod doctor;
+pub(crate) mod nixl;

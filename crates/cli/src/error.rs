@@ -9,6 +9,7 @@ use tcpx_net::interfaces::DiscoverError;
 
 use crate::check::CheckError;
 use crate::listen::ListenError;
+use crate::nixl::NixlError;
 
 /// Why a command failed, and with it the exit status.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +35,9 @@ pub(crate) enum Failure {
     /// A server could not be started.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// NIXL or its backend could not be found or changed.
+    #[error(transparent)]
+    Nixl(#[from] NixlError),
     /// A file could not be written.
     #[error("cannot write {}: {source}", path.display())]
     Write {

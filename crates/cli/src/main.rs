@@ -11,6 +11,7 @@ mod error;
 mod host;
 mod listen;
 mod log;
+mod nixl;
 mod output;
 mod settings;
 mod sys;
@@ -47,6 +48,7 @@ fn run(cli: Cli, output: &mut Output) -> Result<Verdict, Failure> {
         Command::Check(args) => commands::check::run(&args, output),
         Command::Bench(args) => commands::bench::run(&args, output),
         Command::Config(args) => commands::config::run(&args, output),
+        Command::Nixl(args) => commands::nixl::run(&args, output),
     }
 }
 

@@ -1,6 +1,6 @@
 //! How a transfer ends, and how its owner learns of it.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -54,6 +54,8 @@ impl TransferState {
 #[derive(Debug)]
 pub(crate) struct Completion {
     state: AtomicU8,
+    /// The operation's notification is on its way: too late to abort. Changes under the lock of `error`.
+    committed: AtomicBool,
     /// The first error; guards changes of `state` too, so that a waiter cannot miss one.
     error: Mutex<Option<Error>>,
     changed: Condvar,
@@ -63,6 +65,7 @@ impl Completion {
     pub(crate) fn new() -> Self {
         Self {
             state: AtomicU8::new(TransferState::InProgress as u8),
+            committed: AtomicBool::new(false),
             error: Mutex::new(None),
             changed: Condvar::new(),
         }
@@ -82,10 +85,10 @@ impl Completion {
         self.error.lock().get_or_insert(error);
     }
 
-    /// Marks an operation as being aborted; false when it has ended already.
+    /// Marks an operation as being aborted; false when it has ended already or was committed.
     pub(crate) fn begin_abort(&self) -> bool {
         let mut error = self.error.lock();
-        if self.state() != TransferState::InProgress {
+        if self.state() != TransferState::InProgress || self.committed.load(Ordering::Relaxed) {
             return false;
         }
         error.get_or_insert(Error::Aborted);
@@ -115,10 +118,15 @@ impl Completion {
         state
     }
 
-    /// Whether the operation would end as done if it ended now.
-    pub(crate) fn is_clean(&self) -> bool {
+    /// Decides that the peer is going to be notified: from here on the operation cannot be aborted any more. False
+    /// when it was aborted or has failed, and then the peer must not be notified.
+    pub(crate) fn commit(&self) -> bool {
         let error = self.error.lock();
-        self.state() == TransferState::InProgress && error.is_none()
+        let clean = self.state() == TransferState::InProgress && error.is_none();
+        if clean {
+            self.committed.store(true, Ordering::Relaxed);
+        }
+        clean
     }
 
     /// Sleeps until the operation has ended or `deadline` has passed; says whether it has ended.

@@ -131,9 +131,9 @@ impl Transfer {
     }
 
     /// Gives the transfer up. Never waits for the peer. When this returns, local memory is no longer
-    /// read or written on behalf of the transfer, and its notification is not delivered unless it already
-    /// was. Bytes of a WRITE that were on their way may still land at the peer until the state is
-    /// [`TransferState::Aborted`].
+    /// read or written on behalf of the transfer. Bytes of a WRITE that were on their way may still land at
+    /// the peer until the state is [`TransferState::Aborted`]. A transfer that ends as aborted does not deliver
+    /// its notification; one whose notification was already on its way ends as done.
     pub fn abort(&self) {
         match self.active() {
             None => {}
@@ -233,10 +233,12 @@ impl Transfer {
     }
 
     fn abort_run(&self, run: &Arc<Run>) {
-        if !run.completion.begin_abort() {
+        if run.completion.state().is_terminal() {
             return;
         }
-        let last = run.close();
+        // Too late once the notification is on its way: the transfer then ends as done, but it lets
+        // go of local memory all the same.
+        let last = run.completion.begin_abort() && run.close();
         // Also connections that are not the newest one any more may be at work on it.
         for connection in self.peer.shared.connections() {
             connection.let_go(run);

@@ -139,7 +139,7 @@ fn copy_spans(to: &[Span], from: &[Span]) {
 }
 
 fn conclude(core: &Arc<Core>, run: &Arc<Run>) {
-    if !run.completion.is_clean() {
+    if !run.completion.commit() {
         conclude_failed(run);
         return;
     }

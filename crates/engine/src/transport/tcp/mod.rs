@@ -117,6 +117,8 @@ pub(crate) struct Lane {
     load: AtomicUsize,
     /// Counts drives by callers: while it moves, the worker stands back.
     attended: AtomicU64,
+    /// Payload bytes that the kernel took. Unlike our own pings they show that the peer still reads.
+    payload_sent: AtomicU64,
     pub(crate) bytes_sent: AtomicU64,
     pub(crate) bytes_received: AtomicU64,
 }
@@ -162,6 +164,7 @@ impl Lane {
             acknowledged: AtomicU64::new(0),
             load: AtomicUsize::new(0),
             attended: AtomicU64::new(0),
+            payload_sent: AtomicU64::new(0),
             bytes_sent: AtomicU64::new(0),
             bytes_received: AtomicU64::new(0),
         })
@@ -525,7 +528,7 @@ impl Connection {
     }
 
     fn conclude(self: &Arc<Self>, run: &Arc<Run>) {
-        if !run.completion.is_clean() {
+        if !run.completion.commit() {
             conclude_failed(run);
             return;
         }
@@ -608,7 +611,7 @@ impl Connection {
             .lanes
             .iter()
             .map(|l| {
-                l.bytes_sent.load(Ordering::Relaxed) + l.bytes_received.load(Ordering::Relaxed)
+                l.payload_sent.load(Ordering::Relaxed) + l.bytes_received.load(Ordering::Relaxed)
             })
             .sum();
         let mut liveness = self.liveness.lock();

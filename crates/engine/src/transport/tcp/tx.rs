@@ -173,6 +173,8 @@ impl Tx {
             cursor.advance(self.spans(), of_body);
             self.cursor = cursor;
             self.body_left -= of_body;
+            lane.payload_sent
+                .fetch_add(of_body as u64, Ordering::Relaxed);
         }
         if self.is_idle()
             && let Body::Granted(grant) = std::mem::replace(&mut self.body, Body::None)
@@ -285,7 +287,10 @@ impl Tx {
             drop(in_flight);
             lane.load.fetch_add(chunk.bytes, Ordering::Relaxed);
             let message = match &run.after {
-                After::Notify(message) if run.rides_along(message) => Some(message),
+                // Once it is on its way the run cannot be aborted; if it was, it goes without.
+                After::Notify(message) if run.rides_along(message) && run.completion.commit() => {
+                    Some(message)
+                }
                 _ => None,
             };
             let kind = match run.plan.op {

@@ -136,7 +136,10 @@ impl Worker {
             if drive.more {
                 continue;
             }
-            if !driven.is_empty() && last_progress.elapsed() < spin {
+            // A full send buffer empties in steps that are worth a sleep; asking meanwhile only takes
+            // the socket's lock from those who empty it. What arrives is worth looking for.
+            let full = driven.iter().all(|active| active.lane().is_blocked());
+            if !full && last_progress.elapsed() < spin {
                 // Gives way where threads outnumber cores, and costs next to nothing elsewhere.
                 std::thread::yield_now();
                 if driven.len() < self.lanes.lock().len() {
@@ -208,6 +211,7 @@ impl Worker {
     fn rest(&self, driven: &mut Vec<Active>) {
         driven.retain(|active| {
             let lane = active.lane();
+            lane.raise_wake_level();
             if let Some(entry) = self.lanes.lock().get_mut(&active.token) {
                 entry.attended = active.attended;
             }

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -175,6 +175,32 @@ impl Stream {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         Ok(received.bytes)
+    }
+
+    /// Reports the stream as readable only once `bytes` bytes are there. A receiver that knows how
+    /// much is coming is woken less often that way. Whoever sets it above 1 must be sure that so much
+    /// comes, and set it back before less than that is left. Reading is not affected.
+    ///
+    /// # Errors
+    /// The system does not have it for this socket.
+    pub fn set_wake_level(&self, bytes: usize) -> io::Result<()> {
+        let value = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+        // SAFETY: the descriptor is open while `self` lives, and the kernel reads one `c_int` from
+        // the pointer during the call.
+        let result = unsafe {
+            libc::setsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_RCVLOWAT,
+                (&raw const value).cast(),
+                size_of_val(&value) as libc::socklen_t,
+            )
+        };
+        if result == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
     }
 
     /// Whether the other end is on this machine.

@@ -36,6 +36,9 @@ use crate::transport::Link;
 const WORKER_BUDGET: usize = 32;
 /// The same for a caller who polls: fewer, so that no poll takes long.
 const CALLER_BUDGET: usize = 4;
+/// A sleeping receiver of a large payload is woken for this much. Well below any receive buffer: near it, the
+/// sender would have no room left to send what the receiver waits for.
+const BULK_WAKE_BYTES: usize = 256 << 10;
 /// Transfers of one chunk up to this size are sent by the caller who posts them; larger ones would
 /// keep it too long.
 const INLINE_BYTES: usize = 256 << 10;
@@ -115,6 +118,9 @@ pub(crate) struct Lane {
     acknowledged: AtomicU64,
     /// Bytes of our chunks in flight.
     load: AtomicUsize,
+    /// The stream is reported as readable once this many bytes are there. More than 1 only while at
+    /// least that much of a payload is still to come; changes under the lock of `rx`.
+    wake_level: AtomicUsize,
     /// Counts drives by callers: while it moves, the worker stands back.
     attended: AtomicU64,
     /// Payload bytes that the kernel took. Unlike our own pings they show that the peer still reads.
@@ -163,6 +169,7 @@ impl Lane {
             acked: AtomicU64::new(0),
             acknowledged: AtomicU64::new(0),
             load: AtomicUsize::new(0),
+            wake_level: AtomicUsize::new(1),
             attended: AtomicU64::new(0),
             payload_sent: AtomicU64::new(0),
             bytes_sent: AtomicU64::new(0),
@@ -280,6 +287,30 @@ impl Lane {
         self.landed.load(Ordering::Acquire) - self.acked.load(Ordering::Acquire)
     }
 
+    /// Before a worker sleeps: in the middle of a large payload one wake-up for many packets is enough.
+    pub(crate) fn raise_wake_level(&self) {
+        if let Some(rx) = self.rx.try_lock()
+            && rx.left() >= BULK_WAKE_BYTES
+        {
+            self.set_wake_level(BULK_WAKE_BYTES);
+        }
+    }
+
+    /// After bytes came: less than the level must not be left to wait for. Only with the lock of `rx`.
+    fn lower_wake_level(&self, left: usize) {
+        if left < self.wake_level.load(Ordering::Relaxed) {
+            self.set_wake_level(1);
+        }
+    }
+
+    fn set_wake_level(&self, bytes: usize) {
+        if self.wake_level.swap(bytes, Ordering::Relaxed) != bytes
+            && self.stream.set_wake_level(bytes).is_err()
+        {
+            self.wake_level.store(1, Ordering::Relaxed);
+        }
+    }
+
     /// Stops the current system calls' use of memory for which `is_hit` holds, and with
     /// `regions_too` of memory that was revoked. Returns once no call uses it any more.
     fn let_go(&self, is_hit: impl FnMut(&Arc<Run>) -> bool, regions_too: bool) {
@@ -301,7 +332,7 @@ impl Lane {
         }
         drop(work);
         self.tx.try_lock().is_none_or(|tx| !tx.is_idle())
-            || self.rx.try_lock().is_some_and(|rx| rx.is_mid_payload())
+            || self.rx.try_lock().is_some_and(|rx| rx.left() > 0)
     }
 }
 

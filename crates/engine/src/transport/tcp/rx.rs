@@ -112,6 +112,7 @@ impl Rx {
         lane.bytes_received
             .fetch_add(received as u64, Ordering::Relaxed);
         self.parse(lane, connection)?;
+        lane.lower_wake_level(self.left());
         Ok(if received < asked {
             Received::Drained
         } else {
@@ -119,9 +120,12 @@ impl Rx {
         })
     }
 
-    /// Whether a payload is only partly here.
-    pub(super) fn is_mid_payload(&self) -> bool {
-        matches!(self.state, State::Payload(_))
+    /// Bytes of the current payload that are still to come.
+    pub(super) fn left(&self) -> usize {
+        match &self.state {
+            State::Payload(payload) => payload.left,
+            _ => 0,
+        }
     }
 
     /// Gives up; returns the READ chunk that was being received.

@@ -55,11 +55,17 @@ impl Run {
     #[inline]
     pub(crate) fn take(&self) -> Option<usize> {
         // Looked at first, so that polling an exhausted run does not count `next` up for ever.
-        if self.next.load(Ordering::Relaxed) as usize >= self.plan.len() {
+        if !self.has_more() {
             return None;
         }
         let index = self.next.fetch_add(1, Ordering::Relaxed) as usize;
         (index < self.plan.len()).then_some(index)
+    }
+
+    /// Whether there may be a chunk left to take.
+    #[inline]
+    pub(crate) fn has_more(&self) -> bool {
+        (self.next.load(Ordering::Relaxed) as usize) < self.plan.len()
     }
 
     /// Settles `chunks` chunks that had been taken. True for the call that settled the last one: its caller

@@ -241,9 +241,17 @@ impl Lane {
                 return Ok(progress);
             };
             let sent = tx.step(self, connection).map_err(Ended::Io)?;
+            let idle = tx.is_idle();
             drop(tx);
             self.blocked.store(sent == Sent::Blocked, Ordering::Release);
             match sent {
+                // Not worth another look: whoever adds work from now on marks it.
+                Sent::Some if idle && self.work.lock().is_empty() => {
+                    progress = true;
+                    if !self.dirty.load(Ordering::SeqCst) {
+                        return Ok(progress);
+                    }
+                }
                 Sent::Some => progress = true,
                 Sent::Blocked => return Ok(progress),
                 Sent::Nothing if !self.dirty.load(Ordering::SeqCst) => return Ok(progress),

@@ -32,6 +32,12 @@ pub(super) struct Work {
     pub(super) closed: bool,
 }
 
+impl Work {
+    pub(super) fn is_empty(&self) -> bool {
+        self.control.is_empty() && self.responses.is_empty() && self.runs.is_empty()
+    }
+}
+
 /// The answer to a READ request.
 pub(super) struct Response {
     pub(super) transfer: u64,
@@ -313,7 +319,9 @@ impl Tx {
             }
             let bytes = chunk.bytes;
             let op = run.plan.op;
-            work.runs.push_back(Arc::clone(&run));
+            if run.has_more() {
+                work.runs.push_back(Arc::clone(&run));
+            }
             if op == Op::Write {
                 self.body = Body::Chunk { run, index };
                 self.body_left = bytes;

@@ -110,8 +110,14 @@ impl Worker {
         let mut watched: Vec<Active> = Vec::new();
         let mut events = Vec::new();
         let mut last_progress = Instant::now();
+        let mut last_watch = last_progress;
         while !self.stop.load(Ordering::SeqCst) {
             self.take_calls(&mut driven, &mut watched);
+            // Also while other lanes keep the worker busy.
+            if !watched.is_empty() && last_watch.elapsed() >= WATCH {
+                last_watch = Instant::now();
+                take_abandoned(&mut driven, &mut watched);
+            }
             let mut drive = Drive {
                 progress: false,
                 more: core.local.step(core),
@@ -159,17 +165,6 @@ impl Worker {
             };
             self.collect(&mut events, &mut driven, &mut watched, timeout);
             self.asleep.store(false, Ordering::SeqCst);
-            // Lanes that their callers have left come back; the others stay watched.
-            let mut index = 0;
-            while index < watched.len() {
-                if watched[index].lane.connection.is_dead() {
-                    watched.swap_remove(index);
-                } else if watched[index].is_attended() {
-                    index += 1;
-                } else {
-                    driven.push(watched.swap_remove(index));
-                }
-            }
             last_progress = Instant::now();
         }
     }
@@ -264,6 +259,20 @@ impl Worker {
             } else {
                 driven.push(active);
             }
+        }
+    }
+}
+
+/// Lanes that their callers have left are driven again; the others stay watched.
+fn take_abandoned(driven: &mut Vec<Active>, watched: &mut Vec<Active>) {
+    let mut index = 0;
+    while index < watched.len() {
+        if watched[index].lane.connection.is_dead() {
+            watched.swap_remove(index);
+        } else if watched[index].is_attended() {
+            index += 1;
+        } else {
+            driven.push(watched.swap_remove(index));
         }
     }
 }

@@ -212,6 +212,8 @@ pub(crate) struct Memory {
     pub(crate) kind: MemoryKind,
     descriptor: RegionDescriptor,
     live: AtomicBool,
+    /// The memory that this is a part of, under a key of its own.
+    part_of: Option<Arc<Memory>>,
     /// Keeps the engine's own buffers alive while they are registered.
     _owner: Option<Buffer>,
 }
@@ -226,6 +228,7 @@ impl Memory {
     #[inline]
     pub(crate) fn is_live(&self) -> bool {
         self.live.load(Ordering::Acquire)
+            && self.part_of.as_ref().is_none_or(|whole| whole.is_live())
     }
 }
 
@@ -319,6 +322,7 @@ impl Regions {
                     kind,
                     descriptor,
                     live,
+                    part_of: None,
                     _owner: owner,
                 }),
                 0,
@@ -334,6 +338,31 @@ impl Regions {
         Ok(Region {
             registration: Arc::new(registration),
         })
+    }
+
+    /// Opens a part of registered memory to whoever has the new key, until [`Regions::remove_alias`].
+    pub(crate) fn add_alias(&self, whole: &Arc<Memory>, span: Span) -> Arc<Memory> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let key = self.keyed_hash(&[b"alias", &id.to_le_bytes()]);
+        let (address, len) = (span.address() as u64, span.len() as u64);
+        let descriptor = RegionDescriptor::new(address, len, key, whole.kind)
+            .expect("inside memory that has a descriptor");
+        let memory = Arc::new(Memory {
+            id: whole.id,
+            span,
+            kind: whole.kind,
+            descriptor,
+            live: AtomicBool::new(true),
+            part_of: Some(Arc::clone(whole)),
+            _owner: None,
+        });
+        self.by_key.write().insert(key, (Arc::clone(&memory), 1));
+        memory
+    }
+
+    /// Closes an alias; harmless when it is closed already.
+    pub(crate) fn remove_alias(&self, alias: &Arc<Memory>) {
+        self.remove(alias);
     }
 
     /// Ends one registration; true when it was the last of its range, so that whoever is using the memory
@@ -374,8 +403,8 @@ impl Regions {
             let by_key = self.by_key.read();
             for (index, key) in table.regions().enumerate() {
                 match by_key.get(&key) {
-                    Some((found, _)) => memory.push(Arc::clone(found)),
-                    None => return Err(Refusal::UnknownRegion { index }),
+                    Some((found, _)) if found.is_live() => memory.push(Arc::clone(found)),
+                    _ => return Err(Refusal::UnknownRegion { index }),
                 }
             }
         }
@@ -392,11 +421,17 @@ impl Regions {
     }
 
     fn key(&self, span: Span, kind: MemoryKind) -> RegionKey {
+        let (address, len) = (span.address() as u64, span.len() as u64);
+        let kind = kind.to_string();
+        self.keyed_hash(&[&address.to_le_bytes(), &len.to_le_bytes(), kind.as_bytes()])
+    }
+
+    fn keyed_hash(&self, parts: &[&[u8]]) -> RegionKey {
         let mut mac = <Hmac<Sha256> as KeyInit>::new_from_slice(&self.secret)
             .expect("HMAC takes keys of any length");
-        mac.update(&(span.address() as u64).to_le_bytes());
-        mac.update(&(span.len() as u64).to_le_bytes());
-        mac.update(kind.to_string().as_bytes());
+        for part in parts {
+            mac.update(part);
+        }
         let tag = mac.finalize().into_bytes();
         let mut key = [0; RegionKey::LEN];
         key.copy_from_slice(&tag[..RegionKey::LEN]);

@@ -31,6 +31,8 @@ pub(crate) struct Run {
     pub(crate) started: Instant,
     /// The lane of a run of one chunk: whoever polls the run drives that lane.
     pub(crate) lane: AtomicUsize,
+    /// Its notification must not overtake what the first lane carries.
+    pub(crate) in_order: bool,
     next: AtomicU32,
     /// Chunks that are not settled yet. The run is concluded by whoever makes this 0.
     left: AtomicU32,
@@ -46,6 +48,7 @@ impl Run {
             completion: Completion::new(),
             started: Instant::now(),
             lane: AtomicUsize::new(0),
+            in_order: false,
             next: AtomicU32::new(0),
             left: AtomicU32::new(chunks),
         }

@@ -221,7 +221,7 @@ impl Session {
         let core = self.core();
         core.check_open()?;
         let (span, memory) = core.slice(source, len)?;
-        let send = tagged::Send::new(core.next_id(), tag, span, memory);
+        let send = tagged::Send::new(core, tag, span, &memory);
         peer.shared.tagged.add_send(&send);
         if let Err(error) = peer.shared.start(core, Waiting::Send(Arc::clone(&send))) {
             peer.shared.tagged.sent(send.id, Some(error.clone()));
@@ -249,6 +249,7 @@ impl Session {
         if let Some((link, arrival)) = peer.shared.tagged.post(&receive) {
             tagged::matched(&link, &receive, arrival);
         }
+        core.control.stay_awake();
         Ok(Transfer::receiving(peer.clone(), receive))
     }
 

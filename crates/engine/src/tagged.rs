@@ -5,8 +5,8 @@
 //! the posted buffer, and tells the sender when it has everything.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use tcpx_net::Span;
@@ -14,6 +14,7 @@ use tcpx_proto::descriptor::RegionKey;
 use tcpx_proto::frame::{Entry, FLAG_INLINE, Header, Kind, MAX_INLINE_SEND_BYTES, Status, Table};
 
 use crate::completion::Completion;
+use crate::core::Core;
 use crate::error::Error;
 use crate::peer::PeerShared;
 use crate::plan::{Limits, Op, Piece, Plan};
@@ -29,13 +30,14 @@ const MAX_UNEXPECTED_BYTES: usize = 16 << 20;
 const MAX_ENTRY_BYTES: usize = 1 << 30;
 
 /// A posted send.
-#[derive(Debug)]
 pub(crate) struct Send {
     pub(crate) id: u64,
     pub(crate) tag: u64,
     pub(crate) source: Span,
+    /// The message, under a key of its own.
     pub(crate) memory: Arc<Memory>,
     pub(crate) completion: Completion,
+    core: Weak<Core>,
 }
 
 /// A posted receive.
@@ -78,14 +80,26 @@ struct State {
 }
 
 impl Send {
-    pub(crate) fn new(id: u64, tag: u64, source: Span, memory: Arc<Memory>) -> Arc<Self> {
+    /// The peer may read the message and nothing else, and only until the send has ended.
+    pub(crate) fn new(core: &Arc<Core>, tag: u64, source: Span, memory: &Arc<Memory>) -> Arc<Self> {
         Arc::new(Self {
-            id,
+            id: core.next_id(),
             tag,
             source,
-            memory,
+            memory: core.regions.add_alias(memory, source),
             completion: Completion::new(),
+            core: Arc::downgrade(core),
         })
+    }
+
+    fn end(&self, error: Option<Error>) {
+        if let Some(core) = self.core.upgrade() {
+            core.regions.remove_alias(&self.memory);
+        }
+        if let Some(error) = error {
+            self.completion.record(error);
+        }
+        self.completion.finish();
     }
 
     /// Appends the announcement, with the message itself when it is small.
@@ -156,6 +170,48 @@ impl Receive {
         })
     }
 
+    /// Why a message cannot be received into this buffer.
+    fn refusal(&self, arrival: &Arrival) -> Option<Error> {
+        let capacity = self.target.len() as u64;
+        if self.completion.is_aborting() {
+            Some(Error::Aborted)
+        } else if !self.memory.is_live() {
+            Some(Error::RegionDeregistered(self.memory.id))
+        } else if arrival.len > capacity {
+            Some(Error::MessageTruncated {
+                len: arrival.len,
+                capacity,
+            })
+        } else {
+            None
+        }
+    }
+
+    /// How to read a message that did not come along.
+    fn plan(&self, link: &Link, arrival: &Arrival) -> Plan {
+        let mut offset = 0;
+        let pieces: Vec<_> = arrival
+            .pieces
+            .iter()
+            .filter_map(|(key, entry)| {
+                // Always inside: the length was compared with the capacity.
+                let local = self.target.slice(offset, entry.len as usize)?;
+                offset += entry.len as usize;
+                Some(Piece {
+                    local,
+                    key: *key,
+                    address: entry.address,
+                })
+            })
+            .collect();
+        let chunk_bytes = link.core().config.chunk_bytes();
+        let limits = Limits {
+            chunk_bytes,
+            lanes: link.lanes(),
+        };
+        Plan::new(Op::Read, &pieces, vec![Arc::clone(&self.memory)], limits)
+    }
+
     /// The bytes are in place.
     pub(crate) fn landed(&self, link: &Link) {
         link.send_done(self.message.load(Ordering::Relaxed), Status::Ok, "");
@@ -206,10 +262,7 @@ impl Tagged {
         // One that was aborted is no longer here: its end is not news.
         let send = self.state.lock().sends.remove(&id);
         if let Some(send) = send {
-            if let Some(error) = error {
-                send.completion.record(error);
-            }
-            send.completion.finish();
+            send.end(error);
         }
     }
 
@@ -281,12 +334,17 @@ impl Tagged {
         None
     }
 
+    /// Whether somebody waits for the peer to send or to receive.
+    pub(crate) fn is_waiting(&self) -> bool {
+        let state = self.state.lock();
+        !state.sends.is_empty() || !state.posted.is_empty()
+    }
+
     /// The peer is gone: everything that waits for it fails.
     pub(crate) fn fail(&self, error: &Error) {
         let state = std::mem::take(&mut *self.state.lock());
         for send in state.sends.into_values() {
-            send.completion.record(error.clone());
-            send.completion.finish();
+            send.end(Some(error.clone()));
         }
         for receive in state.posted.into_values().flatten() {
             receive.completion.record(error.clone());
@@ -304,20 +362,12 @@ pub(crate) fn arrived(peer: &PeerShared, link: &Link, arrival: Arrival) {
 
 /// A receive and a message have found each other.
 pub(crate) fn matched(link: &Link, receive: &Arc<Receive>, arrival: Arrival) {
+    // Held until it is settled where the bytes go: an abort waits for that.
+    let mut reading = receive.run.lock();
     receive.message.store(arrival.id, Ordering::Relaxed);
     receive.received.store(arrival.len, Ordering::Relaxed);
-    let capacity = receive.target.len() as u64;
-    let error = if !receive.memory.is_live() {
-        Some(Error::RegionDeregistered(receive.memory.id))
-    } else if arrival.len > capacity {
-        Some(Error::MessageTruncated {
-            len: arrival.len,
-            capacity,
-        })
-    } else {
-        None
-    };
-    if let Some(error) = error {
+    if let Some(error) = receive.refusal(&arrival) {
+        drop(reading);
         let status = match error {
             Error::MessageTruncated { .. } => Status::Truncated,
             _ => Status::Aborted,
@@ -327,42 +377,22 @@ pub(crate) fn matched(link: &Link, receive: &Arc<Receive>, arrival: Arrival) {
         receive.completion.finish();
         return;
     }
-    if let Some(bytes) = arrival.inline {
-        receive.target.copy_from(&bytes);
+    if let Some(bytes) = &arrival.inline {
+        receive.target.copy_from(bytes);
+        drop(reading);
         receive.landed(link);
         return;
     }
-    let mut offset = 0;
-    let pieces: Vec<_> = arrival
-        .pieces
-        .iter()
-        .filter_map(|(key, entry)| {
-            // Always inside: the length was compared with the capacity.
-            let local = receive.target.slice(offset, entry.len as usize)?;
-            offset += entry.len as usize;
-            Some(Piece {
-                local,
-                key: *key,
-                address: entry.address,
-            })
-        })
-        .collect();
-    let limits = Limits {
-        chunk_bytes: link.core().config.chunk_bytes(),
-        lanes: link.lanes(),
-    };
-    let plan = Plan::new(Op::Read, &pieces, vec![Arc::clone(&receive.memory)], limits);
+    let plan = receive.plan(link, &arrival);
     if plan.len() == 0 {
+        drop(reading);
         receive.landed(link);
         return;
     }
-    let run = Run::new(
-        link.core().next_id(),
-        Arc::new(plan),
-        After::Receive(Arc::clone(receive)),
-    );
-    let run = Arc::new(run);
-    *receive.run.lock() = Some((link.clone(), Arc::clone(&run)));
+    let after = After::Receive(Arc::clone(receive));
+    let run = Arc::new(Run::new(link.core().next_id(), Arc::new(plan), after));
+    *reading = Some((link.clone(), Arc::clone(&run)));
+    drop(reading);
     link.submit(&run);
 }
 

@@ -25,6 +25,7 @@ pub struct Transfer {
 enum Kind {
     OneSided {
         plan: Arc<Plan>,
+        /// The last posting.
         run: Mutex<Option<Arc<Run>>>,
     },
     Send(Arc<Send>),
@@ -192,7 +193,12 @@ impl Transfer {
         if let Some(memory) = plan.revoked() {
             return Err(Error::RegionDeregistered(memory.id));
         }
-        let run = Arc::new(Run::new(core.next_id(), Arc::clone(plan), after));
+        let mut run = Run::new(core.next_id(), Arc::clone(plan), after);
+        // The last notification may still be on its way on the first lane.
+        run.in_order = current
+            .as_ref()
+            .is_some_and(|last| last.in_order || last.sent_notify());
+        let run = Arc::new(run);
         if plan.len() == 0 {
             // Nothing to move; the notification still has to arrive.
             if let After::Notify(message) = &run.after {
@@ -224,10 +230,14 @@ impl Transfer {
         };
         match active {
             Active::Run(run) => link.drive_for(run),
-            Active::Receive(receive) => match &*receive.run.lock() {
-                Some((link, run)) => link.drive_for(run),
-                None => link.drive_control(),
-            },
+            Active::Receive(receive) => {
+                // Cloned: driving may find the message and take this lock to say so.
+                let run = receive.run.lock().clone();
+                match run {
+                    Some((link, run)) => link.drive_for(&run),
+                    None => link.drive_control(),
+                }
+            }
             Active::Send(_) => link.drive_control(),
         }
     }
@@ -253,19 +263,30 @@ impl Transfer {
 
     fn abort_send(&self, send: &Send) {
         if send.completion.begin_abort() {
+            // From here on the peer cannot read the message any more.
+            self.peer.core.regions.remove_alias(&send.memory);
+            self.peer.core.revoke();
             self.peer.shared.tagged.sent(send.id, None);
         }
     }
 
     fn abort_receive(&self, receive: &Arc<Receive>) {
         let waiting = self.peer.shared.tagged.forget_receive(receive);
-        let run = receive.run.lock().as_ref().map(|(_, run)| Arc::clone(run));
-        if waiting && receive.completion.begin_abort() {
+        // With this lock held no message is being copied into the buffer, and none will be once the
+        // abort has begun.
+        let reading = receive.run.lock();
+        if !receive.completion.begin_abort() {
+            return;
+        }
+        let run = reading.as_ref().map(|(_, run)| Arc::clone(run));
+        drop(reading);
+        if waiting {
             receive.completion.finish();
         } else if let Some(run) = run {
             // The receive ends with the run that reads for it.
             self.abort_run(&run);
         }
+        // Otherwise its message has just been found, and whoever found it ends it.
     }
 }
 

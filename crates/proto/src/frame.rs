@@ -240,12 +240,22 @@ impl Header {
         } else {
             table == 0
         };
-        let extra_fits = match self.kind {
-            Kind::Send => self.extra as usize == TAG_BYTES,
+        let sections_fit = match self.kind {
+            Kind::Send => {
+                self.extra as usize == TAG_BYTES
+                    && (self.flags & FLAG_INLINE != 0 || self.payload == 0)
+            }
             Kind::Write => self.flags & FLAG_NOTIFY != 0 || self.extra == 0,
             _ => true,
         };
-        if sizes_fit && table_fits && extra_fits {
+        let flags_fit = match self.kind {
+            Kind::Write => self.flags <= FLAG_NOTIFY,
+            Kind::Send => self.flags <= FLAG_INLINE,
+            // A status; what this version does not know is `Status::Other`.
+            Kind::WriteError | Kind::ReadError | Kind::SendDone => true,
+            _ => self.flags == 0,
+        };
+        if sizes_fit && table_fits && sections_fit && flags_fit {
             Ok(())
         } else {
             Err(FrameError::BadSize {
@@ -254,6 +264,7 @@ impl Header {
                 entries: self.entries,
                 extra: self.extra,
                 payload: self.payload,
+                flags: self.flags,
             })
         }
     }
@@ -366,10 +377,10 @@ pub enum FrameError {
     /// The first byte is no kind that this version knows.
     #[error("frame of unknown kind {0}")]
     UnknownKind(u8),
-    /// A size is over its limit, or a section is there that this kind does not have.
+    /// A size is over its limit, or a section or flag is there that this kind does not have.
     #[error(
-        "{kind:?} frame with impossible sizes: {regions} regions, {entries} entries, \
-         {extra} extra bytes, {payload} payload bytes"
+        "{kind:?} frame with impossible sizes or flags: {regions} regions, {entries} entries, \
+         {extra} extra bytes, {payload} payload bytes, flags {flags:#x}"
     )]
     BadSize {
         /// The frame's kind.
@@ -382,6 +393,8 @@ pub enum FrameError {
         extra: u32,
         /// Payload bytes announced.
         payload: u64,
+        /// Flags given.
+        flags: u8,
     },
     /// The bytes given are not the table that the header announced.
     #[error("table of {found} bytes where the header announced {expected}")]

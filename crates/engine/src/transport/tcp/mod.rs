@@ -451,7 +451,11 @@ impl Connection {
     /// Starts a run. Never waits: small ones go out from this thread, the rest is the workers' to do.
     pub(crate) fn submit(self: &Arc<Self>, run: &Arc<Run>) {
         if run.plan.len() == 1 {
-            let (index, lane) = self.least_loaded();
+            let (index, lane) = if run.in_order {
+                (0, &self.lanes[0])
+            } else {
+                self.least_loaded()
+            };
             run.lane.store(index, Ordering::Relaxed);
             lane.push_run(run);
             if run.plan.bytes <= INLINE_BYTES as u64 {
@@ -642,7 +646,7 @@ impl Connection {
     /// Looks whether a connection with work outstanding still moves; asks the peer for a sign of life and
     /// gives it up when none has come within `timeout`. Returns whether work is outstanding.
     pub(crate) fn check_liveness(self: &Arc<Self>, now: Instant, timeout: Duration) -> bool {
-        if !self.lanes.iter().any(Lane::is_busy) {
+        if !self.peer.tagged.is_waiting() && !self.lanes.iter().any(Lane::is_busy) {
             *self.liveness.lock() = Liveness::default();
             return false;
         }

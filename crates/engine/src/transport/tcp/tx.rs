@@ -334,6 +334,11 @@ impl Tx {
 }
 
 impl Run {
+    /// Whether its notification travels in a frame of its own.
+    pub(crate) fn sent_notify(&self) -> bool {
+        matches!(&self.after, After::Notify(message) if !self.rides_along(message))
+    }
+
     /// Whether the notification travels inside the only chunk of a WRITE.
     pub(super) fn rides_along(&self, message: &[u8]) -> bool {
         self.plan.op == Op::Write && self.plan.len() == 1 && message.len() <= MAX_EXTRA_BYTES

@@ -420,7 +420,13 @@ impl Config {
         source: Source,
     ) -> Result<(), ConfigError> {
         let setting = &SETTINGS[index];
-        (setting.parse)(self, value.trim()).ok_or_else(|| ConfigError::BadValue {
+        // A name is whatever it is; around everything else spaces are an accident.
+        let taken = if setting.key == "name" {
+            value
+        } else {
+            value.trim()
+        };
+        (setting.parse)(self, taken).ok_or_else(|| ConfigError::BadValue {
             name: name.to_owned(),
             value: value.to_owned(),
             expected: setting.expected.to_owned(),

@@ -223,25 +223,26 @@ impl Core {
     }
 
     pub(crate) fn remove_peer(&self, name: &str) -> Result<(), Error> {
+        let peer = self
+            .find_peer(name)
+            .ok_or_else(|| Error::UnknownPeer(name.to_owned()))?;
+        self.remove(&peer)
+    }
+
+    pub(crate) fn remove(&self, peer: &Arc<PeerShared>) -> Result<(), Error> {
+        let name = peer.name().to_owned();
         let mut peers = self.peers.write();
-        let id = peers
-            .by_name
-            .get(name)
-            .copied()
-            .filter(|id| *id != self.identity.id);
-        let peer = id.and_then(|id| peers.by_id.remove(&id));
-        if id.is_some() {
-            peers.by_name.remove(name);
+        if peer.id == self.identity.id || peers.by_id.remove(&peer.id).is_none() {
+            return Err(Error::UnknownPeer(name));
+        }
+        if peers.by_name.get(&name) == Some(&peer.id) {
+            peers.by_name.remove(&name);
         }
         drop(peers);
-        let peer = peer.ok_or_else(|| Error::UnknownPeer(name.to_owned()))?;
         let reason = "removed by this side".to_owned();
         peer.remove(
             "the peer removed us",
-            &Error::PeerLost {
-                peer: name.to_owned(),
-                reason,
-            },
+            &Error::PeerLost { peer: name, reason },
         );
         Ok(())
     }

@@ -119,6 +119,12 @@ impl Session {
         Some(self.peer_of(self.core().find_peer(name)?))
     }
 
+    /// The peer that stands for this session itself.
+    #[must_use]
+    pub fn own_peer(&self) -> Peer {
+        self.peer_of(Arc::clone(self.core().own_peer()))
+    }
+
     /// Every peer that was added or has connected to us.
     #[must_use]
     pub fn peers(&self) -> Vec<Peer> {
@@ -136,6 +142,14 @@ impl Session {
     /// There is no peer of that name.
     pub fn remove_peer(&self, name: &str) -> Result<(), Error> {
         self.core().remove_peer(name)
+    }
+
+    /// As [`Session::remove_peer`], for exactly this peer: one that has taken its name stays.
+    ///
+    /// # Errors
+    /// The peer was removed before.
+    pub fn remove(&self, peer: &Peer) -> Result<(), Error> {
+        self.core().remove(&peer.shared)
     }
 
     /// The next peer that has connected to us.

@@ -27,14 +27,23 @@ demo: $(DIST)/bin/tcpx
 test: need-cargo
 	scripts/test
 
-dist: $(DIST)/bin/tcpx
+dist: $(DIST)/bin/tcpx $(DIST)/nixl/libplugin_TCPX.so
 
 # Always asks cargo, which knows what is stale.
-.PHONY: $(DIST)/bin/tcpx
+.PHONY: $(DIST)/bin/tcpx $(DIST)/lib/libtcpx_p2p.a $(DIST)/nixl/libplugin_TCPX.so
 $(DIST)/bin/tcpx: need-cargo
 	$(CARGO) build --release --locked --package tcpx-cli
 	@mkdir -p $(@D)
 	@cp target/release/tcpx $@
+
+$(DIST)/lib/libtcpx_p2p.a: need-cargo
+	$(CARGO) build --release --locked --package tcpx-capi
+	@mkdir -p $(@D) $(DIST)/include
+	@cp target/release/libtcpx_p2p.a target/release/libtcpx_p2p.so $(@D)
+	@cp crates/capi/include/tcpx_p2p.h $(DIST)/include
+
+$(DIST)/nixl/libplugin_TCPX.so: $(DIST)/lib/libtcpx_p2p.a
+	plugins/nixl/build.sh $< $@
 
 bench: $(DIST)/bin/tcpx
 	$(DIST)/bin/tcpx bench --report $(DIST)/bench.html

@@ -7,10 +7,10 @@
 //!     │  ◄───  magic  length  bytes │
 //! ```
 //!
-//! [`exchange`] and [`serve`] do just that. A [`Channel`] keeps the connection for further messages;
-//! the two processes of a benchmark talk over one. Nothing here is encrypted or authenticated:
-//! whoever reaches the port gets the bytes, as with any bootstrap socket. Open one only for as long
-//! as it is needed and only on networks that are trusted.
+//! [`exchange`] and [`serve`] do just that. A [`Channel`] keeps the connection for further
+//! messages; the two processes of a benchmark talk over one. Nothing here is encrypted or
+//! authenticated: whoever reaches the port gets the bytes, as with any bootstrap socket. Open one
+//! only for as long as it is needed and only on networks that are trusted.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};

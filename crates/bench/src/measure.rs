@@ -220,7 +220,7 @@ impl Bench {
         progress.step(Step::Verifying);
         let lanes = self.lanes();
         if extras.floor && self.streams.is_none() {
-            self.streams = Some(self.remote.floor_streams(lanes)?);
+            self.streams = Some(self.remote.floor_streams(lanes, self.session.config())?);
         }
         let mut stage = Stage::new(self, case)?;
         if extras.verify {

@@ -20,12 +20,15 @@ const NOISE_BYTES: f64 = (2 << 20) as f64;
 /// The part of a soak that is warm-up: pools, caches and autotuned buffers reach their size.
 const WARMUP_PART: f64 = 0.2;
 
+/// A short soak is looked at more often than asked for, about this many times.
+const MIN_SAMPLES: u32 = 30;
+
 /// How a soak runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SoakOptions {
     /// For how long.
     pub duration: Duration,
-    /// How often both processes are looked at.
+    /// How often both processes are looked at, at least.
     pub sample_every: Duration,
 }
 
@@ -145,6 +148,7 @@ impl Bench {
         options: &SoakOptions,
         sampled: &mut dyn FnMut(&SoakSample),
     ) -> Result<SoakResult, Error> {
+        let sample_every = options.sample_every.min(options.duration / MIN_SAMPLES);
         let start = Instant::now();
         let mut soak = Soak::default();
         let mut samples: Vec<SoakSample> = Vec::new();
@@ -152,7 +156,7 @@ impl Bench {
         let mut kind = 0;
         while start.elapsed() < options.duration {
             let (op, shape) = MIX[kind % MIX.len()];
-            soak.run_kind(self, op, shape, options.sample_every / MIX.len() as u32)?;
+            soak.run_kind(self, op, shape, sample_every / MIX.len() as u32)?;
             kind += 1;
             if kind.is_multiple_of(MIX.len()) {
                 let bytes = soak.bytes - last.1;
@@ -201,6 +205,8 @@ struct Soak {
     transfers: u64,
     verified: u64,
     bytes: u64,
+    /// Kept from kind to kind: what grows shall be the engine's.
+    memory: Option<Memory>,
 }
 
 impl Soak {
@@ -213,7 +219,7 @@ impl Soak {
     ) -> Result<(), Error> {
         let shape = Shape::new(op, total, block, true)?;
         let region = bench.remote().prepare(shape)?;
-        let mut memory = Memory::new(bench.session(), total as usize)?;
+        let mut memory = Memory::for_shape(bench.session(), &shape, self.memory.take())?;
         self.verify(bench, &shape, &mut memory, &region)?;
         let start = Instant::now();
         while start.elapsed() < time {
@@ -231,6 +237,7 @@ impl Soak {
                 }
             }
         }
+        self.memory = Some(memory);
         Ok(())
     }
 
@@ -246,7 +253,7 @@ impl Soak {
             Op::Write => (source, poison),
             Op::Read => (poison, source),
         };
-        memory.fill(own);
+        memory.fill(shape, own);
         bench.remote().fill(theirs)?;
         let transfer = prepare(bench.session(), bench.peer(), shape, memory, region)?;
         transfer.post()?;

@@ -1,4 +1,5 @@
-//! Numbers as people read them. GB/s are decimal (10^9), block sizes binary (KiB, MiB), as everywhere in networking.
+//! Numbers as people read them. GB/s are decimal (10^9), block sizes binary (KiB, MiB), as
+//! everywhere in networking.
 
 use std::time::Duration;
 

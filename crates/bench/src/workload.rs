@@ -1,17 +1,19 @@
 //! What is moved: sizes, blocks and their order on both sides, and the bytes in them.
 //!
-//! Everything here is a pure function of the [`Shape`], so the two processes of a measurement agree on every offset
-//! and every byte without telling each other more than the shape and a seed.
+//! Everything here is a pure function of the [`Shape`], so the two processes of a measurement agree
+//! on every offset and every byte without telling each other more than the shape and a seed.
 
 use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// The most blocks one workload may have: a few hundred MiB of bookkeeping at worst, on either side.
+/// The most blocks one workload may have: a few hundred MiB of bookkeeping at worst, on either
+/// side.
 pub const MAX_BLOCKS: u64 = 4 << 20;
 
-/// The most bytes one workload may move at once. A peer applies its own, lower bound from its memory.
+/// The most bytes one workload may move at once. A peer applies its own, lower bound from its
+/// memory.
 pub const MAX_TOTAL_BYTES: u64 = 1 << 40;
 
 /// The direction of a transfer, seen from the side that starts it.
@@ -119,8 +121,8 @@ pub enum ShapeError {
 }
 
 impl Shape {
-    /// A transfer of `total_bytes` in blocks of `block_bytes`. A block size of 0 or above the total means one
-    /// contiguous block; the last block is shorter when the sizes do not divide.
+    /// A transfer of `total_bytes` in blocks of `block_bytes`. A block size of 0 or above the total
+    /// means one contiguous block; the last block is shorter when the sizes do not divide.
     pub fn new(
         op: Op,
         total_bytes: u64,
@@ -177,8 +179,9 @@ impl Shape {
         self.total_bytes.div_ceil(self.block_bytes) as usize
     }
 
-    /// Where the blocks lie on one side, in the order in which they are moved. Block `i` of one side corresponds to
-    /// block `i` of the other. Together the spans cover the buffer exactly once.
+    /// Where the blocks lie on one side, in the order in which they are moved. Block `i` of one
+    /// side corresponds to block `i` of the other. Together the spans cover the buffer exactly
+    /// once.
     pub fn spans(&self, side: Side) -> Vec<Span> {
         let block = self.block_bytes as usize;
         let whole = (self.total_bytes / self.block_bytes) as usize;
@@ -193,7 +196,8 @@ impl Shape {
                 Side::Initiator => 0x1d87_2b41_9a4c_5e03,
                 Side::Target => 0x7c3e_51f0_d26b_8a95,
             });
-            // Fisher and Yates, from the end. The bias of the modulo is below 2^-40 for MAX_BLOCKS entries.
+            // Fisher and Yates, from the end. The bias of the modulo is below 2^-40 for MAX_BLOCKS
+            // entries.
             for last in (1..spans.len()).rev() {
                 let other = (random.next() % (last as u64 + 1)) as usize;
                 spans.swap(last, other);
@@ -277,8 +281,8 @@ pub struct Workload {
 
 /// Deterministic bytes: the byte at position `p` depends on the seed and on `p` alone.
 ///
-/// Made to be cheap (about one multiplication a word) and to differ everywhere: a block that landed at a wrong place,
-/// twice, or not at all does not verify.
+/// Made to be cheap (about one multiplication a word) and to differ everywhere: a block that landed
+/// at a wrong place, twice, or not at all does not verify.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pattern {
     seed: u64,
@@ -327,7 +331,8 @@ impl Pattern {
         }
     }
 
-    /// The index in `bytes` of the first one that is not the pattern's at positions `at`, `at + 1`, ...
+    /// The index in `bytes` of the first one that is not the pattern's at positions `at`, `at + 1`,
+    /// ...
     pub fn first_difference(&self, at: u64, bytes: &[u8]) -> Option<usize> {
         let head = head_len(at, bytes.len());
         let start = at + head as u64;
@@ -360,8 +365,8 @@ impl Pattern {
     }
 }
 
-/// Checks that `destination`, the buffer of the side opposite to `shape.op().source()`, holds the pattern that the
-/// source buffer was filled with.
+/// Checks that `destination`, the buffer of the side opposite to `shape.op().source()`, holds the
+/// pattern that the source buffer was filled with.
 pub fn verify(shape: &Shape, pattern: Pattern, destination: &[u8]) -> Result<(), Mismatch> {
     let source = shape.op().source();
     let pairs = shape
@@ -388,7 +393,8 @@ fn head_len(at: u64, len: usize) -> usize {
     ((8 - at % 8) % 8).min(len as u64) as usize
 }
 
-/// Steele, Lea and Flood's generator: one addition and a mix. Small, seedable, and good enough for a shuffle.
+/// Steele, Lea and Flood's generator: one addition and a mix. Small, seedable, and good enough for
+/// a shuffle.
 struct SplitMix(u64);
 
 impl SplitMix {

@@ -33,4 +33,4 @@ pub use pattern::{Content, Expected};
 pub use protocol::Copy;
 pub use remote::{RemoteMemory, RemoteProcess, RemoteTransfer};
 pub use setup::Setup;
-pub use story::{GUARD, story, story_within, wait_until};
+pub use story::{GUARD, REMOTE_GUARD, story, story_within, wait_until};

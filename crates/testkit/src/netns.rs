@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::remote::{RemoteProcess, binary};
+use crate::story::wait_until;
 
 const PREFIX: &str = "tcpx-test";
 
@@ -85,7 +86,20 @@ impl TwoMachines {
                 ip(&["-n", ns, "link", "set", &name, "up"])?;
             }
         }
+        self.wait_for_carrier();
         Ok(())
+    }
+
+    /// The kernel reports a carrier a little later than it has one.
+    fn wait_for_carrier(&self) {
+        for machine in [&self.left, &self.right] {
+            for cable in ["cable0", "cable1"] {
+                wait_until("the cable has a carrier", || {
+                    ip(&["-n", machine, "link", "show", cable, "up"])
+                        .is_ok_and(|link| link.contains("state UP"))
+                });
+            }
+        }
     }
 
     /// The address of a machine on a cable.
@@ -130,6 +144,7 @@ impl TwoMachines {
     pub fn mend(&self, cable: usize) {
         let name = format!("cable{cable}");
         ip(&["-n", &self.left, "link", "set", &name, "up"]).expect("the cable can be mended");
+        self.wait_for_carrier();
         if self.family == Family::V6 {
             // IPv6 addresses go when their interface does.
             let address = format!("{}/64", self.address(Machine::Left, cable));

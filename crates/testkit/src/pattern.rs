@@ -54,12 +54,13 @@ impl Content {
                     *byte = pattern_byte(seed, at + i as u64);
                 }
                 let mut word = (at + lead as u64) / 8;
-                let mut words = rest.chunks_exact_mut(8);
-                for chunk in &mut words {
-                    chunk.copy_from_slice(&pattern_word(seed, word).to_le_bytes());
+                // Arrays and not slices: six times faster in a build with few optimisations.
+                let (words, tail) = rest.as_chunks_mut();
+                for bytes in words {
+                    *bytes = pattern_word(seed, word).to_le_bytes();
                     word += 1;
                 }
-                for (i, byte) in words.into_remainder().iter_mut().enumerate() {
+                for (i, byte) in tail.iter_mut().enumerate() {
                     *byte = pattern_byte(seed, word * 8 + i as u64);
                 }
             }

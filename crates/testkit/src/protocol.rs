@@ -175,6 +175,7 @@ pub enum Command {
     WaitNotification {
         timeout: Duration,
     },
+    Nothing,
     /// Answers, and then does nothing at all until the file is there.
     SleepUntil {
         file: PathBuf,

@@ -48,49 +48,82 @@ pub fn shout(stream: &mut TcpStream, bytes: &[u8]) {
     let _ = stream.write_all(bytes);
 }
 
-/// The client's side of a handshake for the only lane of a connection.
-#[must_use]
-pub fn client(target: &ConnectionInfo) -> Client {
-    let window = NonZeroU32::new(16).expect("not zero");
-    Client::new(ClientConfig {
-        identity: Identity {
-            name: Name::new("mallory").expect("a name"),
-            id: SessionId([0x66; 16]),
-            secret: Secret::new([0x66; 32]),
-        },
-        target,
-        lane: LaneHello::new(1, 0, 1, window).expect("lane 0 of 1"),
-        features: Features::NONE,
-        nonce: [0x66; 32],
-    })
+/// Who a raw socket says it is, and which lane of how many.
+#[derive(Clone, Debug)]
+pub struct Stranger {
+    /// Its name.
+    pub name: &'static str,
+    /// Its session's id.
+    pub id: [u8; 16],
+    /// The number of its connection.
+    pub connection: u64,
+    /// How many lanes it promises; only the first one comes.
+    pub lanes: u16,
 }
 
-/// Shakes hands on a stream; afterwards frames are exchanged.
-///
-/// # Errors
-/// What either side had against it.
-///
-/// # Panics
-/// When the other side does not answer.
-pub fn shake_hands(
-    stream: &mut TcpStream,
-    target: &ConnectionInfo,
-) -> Result<Established, HandshakeError> {
-    let mut client = client(target);
-    let mut received = Vec::new();
-    loop {
-        while let Some(bytes) = client.poll_transmit() {
-            stream.write_all(&bytes).expect("the session listens");
+impl Stranger {
+    /// One lane, all of it.
+    pub const MALLORY: Self = Self {
+        name: "mallory",
+        id: [0x66; 16],
+        connection: 1,
+        lanes: 1,
+    };
+
+    /// The client's side of a handshake.
+    ///
+    /// # Panics
+    /// When it promises no lanes.
+    #[must_use]
+    pub fn client(&self, target: &ConnectionInfo) -> Client {
+        let window = NonZeroU32::new(16).expect("not zero");
+        Client::new(ClientConfig {
+            identity: Identity {
+                name: Name::new(self.name).expect("a name"),
+                id: SessionId(self.id),
+                secret: Secret::new([0x66; 32]),
+            },
+            target,
+            lane: LaneHello::new(self.connection, 0, self.lanes, window).expect("lane 0"),
+            features: Features::NONE,
+            nonce: [0x66; 32],
+        })
+    }
+
+    /// Shakes hands on a stream; afterwards frames are exchanged.
+    ///
+    /// # Errors
+    /// What either side had against it.
+    ///
+    /// # Panics
+    /// When the other side does not answer.
+    pub fn shake_hands(
+        &self,
+        stream: &mut TcpStream,
+        target: &ConnectionInfo,
+    ) -> Result<Established, HandshakeError> {
+        let mut client = self.client(target);
+        let mut received = Vec::new();
+        loop {
+            while let Some(bytes) = client.poll_transmit() {
+                stream.write_all(&bytes).expect("the session listens");
+            }
+            if let Some(established) = client.established() {
+                return Ok(established.clone());
+            }
+            // Byte by byte: nothing behind the handshake is taken.
+            let mut byte = [0];
+            stream.read_exact(&mut byte).expect("an answer");
+            received.push(byte[0]);
+            let consumed = client.handle(&received);
+            if consumed.is_err() {
+                // What it has to say about that.
+                while let Some(bytes) = client.poll_transmit() {
+                    shout(stream, &bytes);
+                }
+            }
+            received.drain(..consumed?);
         }
-        if let Some(established) = client.established() {
-            return Ok(established.clone());
-        }
-        // Byte by byte: nothing behind the handshake is taken.
-        let mut byte = [0];
-        stream.read_exact(&mut byte).expect("an answer");
-        received.push(byte[0]);
-        let consumed = client.handle(&received)?;
-        received.drain(..consumed);
     }
 }
 

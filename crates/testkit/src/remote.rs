@@ -9,7 +9,6 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde::de::DeserializeOwned;
@@ -23,7 +22,7 @@ use crate::protocol::{
     state_named,
 };
 use crate::setup::Setup;
-use crate::story::{GUARD, wait_until};
+use crate::story::{GUARD, REMOTE_GUARD, wait_until};
 
 type Reply = Result<Value, Failure>;
 type Waiting = Arc<Mutex<HashMap<u64, mpsc::Sender<Reply>>>>;
@@ -195,13 +194,15 @@ impl RemoteProcess {
     /// # Errors
     /// It could not.
     pub fn connect(&self, peer: &str) -> Result<(), Failure> {
-        let (peer, timeout) = (peer.to_owned(), GUARD);
+        let (peer, timeout) = (peer.to_owned(), REMOTE_GUARD);
         self.call(Command::Connect { peer, timeout })
     }
 
     /// The name of the next peer that has connected to it.
     pub fn accept(&self) -> String {
-        self.expect(Command::Accept { timeout: GUARD })
+        self.expect(Command::Accept {
+            timeout: REMOTE_GUARD,
+        })
     }
 
     /// Makes it disconnect.
@@ -409,7 +410,9 @@ impl RemoteProcess {
 
     /// The next notification that it gets.
     pub fn notification(&self) -> Notice {
-        self.expect(Command::WaitNotification { timeout: GUARD })
+        self.expect(Command::WaitNotification {
+            timeout: REMOTE_GUARD,
+        })
     }
 
     /// The next `count` notifications that it gets.
@@ -453,8 +456,15 @@ impl RemoteProcess {
         let file = lock(&self.alarm).take().expect("asleep");
         std::fs::write(&file, []).expect("a file in the temporary directory");
         // Once this is answered it has seen the file.
-        let _: Vec<Notice> = self.expect(Command::TakeNotifications);
+        self.expect::<()>(Command::Nothing);
         let _ = std::fs::remove_file(file);
+    }
+
+    /// How many files and sockets it has open.
+    #[must_use]
+    pub fn open_files(&self) -> usize {
+        let files = format!("/proc/{}/fd", self.pid().as_raw_nonzero());
+        std::fs::read_dir(files).map_or(0, Iterator::count)
     }
 
     /// Kills it, as `kill -9` does.
@@ -612,7 +622,12 @@ impl RemoteMemory {
         self.region
     }
 
-    fn new(registered: Registered, len: usize) -> Self {
+    /// From the answer to a [`Command`] that registered `len` bytes.
+    ///
+    /// # Panics
+    /// When its descriptor is none.
+    #[must_use]
+    pub fn new(registered: Registered, len: usize) -> Self {
         let descriptor =
             RemoteRegion::from_bytes(&registered.descriptor).expect("the engine made it");
         Self {
@@ -666,7 +681,7 @@ impl<'a> RemoteTransfer<'a> {
 
     /// Waits for its end, without waiting for the answer.
     pub fn begin_wait(&self) -> Pending<'a, ()> {
-        let (transfer, timeout) = (self.id, GUARD - Duration::from_secs(5));
+        let (transfer, timeout) = (self.id, REMOTE_GUARD);
         self.process.begin(Command::Wait { transfer, timeout })
     }
 

@@ -224,7 +224,7 @@ impl State {
             Command::WaitNotification { timeout } => {
                 json!(Notice::from(self.session().wait_notification(timeout)?))
             }
-            Command::SleepUntil { .. } | Command::Exit => Value::Null,
+            Command::Nothing | Command::SleepUntil { .. } | Command::Exit => Value::Null,
             Command::Crash => std::process::abort(),
         })
     }

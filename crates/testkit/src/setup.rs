@@ -50,6 +50,15 @@ impl Setup {
         Self::base().with("lanes", 4).with("workers", 3)
     }
 
+    /// Sockets that take and give a few kilobytes at a time, and workers that sleep at once: every frame is
+    /// sent and received in pieces.
+    #[must_use]
+    pub fn small_buffers() -> Self {
+        let setup = Self::base().with("lanes", 2).with("workers", 2);
+        let setup = setup.with("socket_buffer_bytes", "4K").with("spin_us", 0);
+        setup.with("chunk_bytes", "256K").with("window", 3)
+    }
+
     /// The same with one more setting.
     #[must_use]
     pub fn with(&self, key: &str, value: impl std::fmt::Display) -> Self {
@@ -92,6 +101,7 @@ macro_rules! on_every_setup {
         $crate::on_setup!(lanes4_workers1: $($test),+);
         $crate::on_setup!(lanes1_workers3: $($test),+);
         $crate::on_setup!(lanes4_workers3: $($test),+);
+        $crate::on_setup!(small_buffers: $($test),+);
     };
 }
 

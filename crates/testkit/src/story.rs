@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 /// How long anything may take before it counts as hung. No statement about performance.
 pub const GUARD: Duration = Duration::from_secs(45);
 
+/// The same for what another process is asked to wait for: it has time left to answer.
+pub const REMOTE_GUARD: Duration = Duration::from_secs(40);
+
 /// How long a story may take.
 const STORY: Duration = Duration::from_secs(60);
 

@@ -7,7 +7,8 @@ use tcpx_testkit::host::{done, fails, wait_for_traffic};
 use tcpx_testkit::pattern::REMOTE_POISON;
 use tcpx_testkit::protocol::Command;
 use tcpx_testkit::{
-    Content, Copy, Expected, GUARD, Host, RemoteProcess, Setup, on_every_setup, story, wait_until,
+    Content, Copy, Expected, GUARD, Host, REMOTE_GUARD, RemoteProcess, Setup, on_every_setup,
+    story, wait_until,
 };
 
 on_every_setup!(
@@ -62,7 +63,7 @@ fn a_peer_that_was_only_accepted_is_a_peer_like_any_other(setup: &Setup) {
     bob.knows(&alice);
     let pending = bob.begin::<()>(Command::Connect {
         peer: "alice".into(),
-        timeout: GUARD,
+        timeout: REMOTE_GUARD,
     });
     let peer = alice.session.accept(GUARD).expect("bob connects");
     pending.get();
@@ -117,7 +118,7 @@ fn both_sides_connect_at_once() {
                 // Explicitly.
                 let theirs = bob.begin::<()>(Command::Connect {
                     peer: "alice".into(),
-                    timeout: GUARD,
+                    timeout: REMOTE_GUARD,
                 });
                 peer.connect(GUARD).expect("bob listens");
                 theirs.get();

@@ -7,8 +7,8 @@ use tcpx_testkit::host::{done, fails};
 use tcpx_testkit::pattern::{Dice, LOCAL_POISON, REMOTE_POISON};
 use tcpx_testkit::protocol::{Command, Hex, Piece};
 use tcpx_testkit::{
-    Content, Copy, Expected, GUARD, Host, LocalMemory, RemoteMemory, RemoteProcess, Setup,
-    on_every_setup, on_main_setups, story, story_within,
+    Content, Copy, Expected, GUARD, Host, LocalMemory, REMOTE_GUARD, RemoteMemory, RemoteProcess,
+    Setup, on_every_setup, on_main_setups, story, story_within,
 };
 
 on_every_setup!(
@@ -517,7 +517,7 @@ fn many_and_overlapping_regions(setup: &Setup) {
     });
     bob.expect::<()>(Command::Wait {
         transfer,
-        timeout: GUARD,
+        timeout: REMOTE_GUARD,
     });
     let mut expected = Expected::untouched(REMOTE_POISON);
     for i in 0..COUNT {
@@ -725,18 +725,25 @@ fn four_gibibytes() {
         let alice = Host::open("alice", &setup);
         let bob = RemoteProcess::open("bob", &setup);
         let peer = alice.knows(&bob);
-        let (here, there) = (alice.memory(LEN + 20), bob.memory(LEN + 20));
-        let filled = bob.begin_fill(&there, Content::Byte(REMOTE_POISON));
+        // Bob's memory is zero: poison enough. Both sides touch their pages at the same time.
+        let allocated = bob.begin(Command::Allocate { len: LEN + 20 });
+        let here = alice.memory(LEN + 20);
         here.memory.fill(Content::pattern(4));
-        filled.get();
-        alice.run(Op::Write, &peer, &here, &there, &[Copy::new(3, 10, LEN)]);
-        let arrived =
-            Expected::untouched(REMOTE_POISON).with(10..LEN + 10, Content::pattern(4).skip(3));
+        let there = RemoteMemory::new(allocated.get(), LEN + 20);
+        let write = alice.transfer(Op::Write, &peer, &here, &there, &[Copy::new(3, 10, LEN)]);
+        write.post_with_notification(b"4 GiB").expect("posted");
+        done(&write);
+        assert_eq!(bob.notification().message, b"4 GiB");
+        let arrived = Expected::untouched(0);
+        let arrived = arrived.with(10..LEN + 10, Content::pattern(4).skip(3));
         let checked = bob.begin_check(&there, &arrived);
-        here.poison();
+
+        // Back to another place: every byte changes.
+        let read = alice.transfer(Op::Read, &peer, &here, &there, &[Copy::new(7, 10, LEN)]);
+        read.post().expect("posted");
+        done(&read);
+        let back = Expected::only(Content::pattern(4));
+        here.check(&back.with(7..LEN + 7, Content::pattern(4).skip(3)));
         checked.verify();
-        alice.run(Op::Read, &peer, &here, &there, &[Copy::new(7, 10, LEN)]);
-        let back = Expected::untouched(LOCAL_POISON).with(7..LEN + 7, Content::pattern(4).skip(3));
-        here.check(&back);
     });
 }

@@ -15,6 +15,12 @@ use crate::suite::Case;
 use crate::usage;
 use crate::workload::{Limit, Mismatch, Op, Shape, Side};
 
+/// Turns that every candidate of the floor has.
+const TUNING_TURNS: usize = 3;
+
+/// About how many bytes it moves in each.
+const TUNING_BYTES: u64 = 128 << 20;
+
 /// How long one transfer may take.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -42,7 +48,7 @@ impl<'b> Stage<'b> {
     pub(super) fn new(bench: &'b mut Bench, case: &Case) -> Result<Stage<'b>, Error> {
         let shape = case.workload.shape;
         let region = bench.remote.prepare(shape)?;
-        let memory = Memory::new(&bench.session, shape.total_bytes() as usize)?;
+        let memory = Memory::for_shape(&bench.session, &shape, None)?;
         let start = Instant::now();
         let transfer = prepare(&bench.session, &bench.peer, &shape, &memory, &region)?;
         let prepare = start.elapsed();
@@ -78,7 +84,8 @@ impl<'b> Stage<'b> {
             }
         };
         self.remote.fill(seed(Side::Target))?;
-        self.memory.fill(seed(Side::Initiator));
+        let seed = seed(Side::Initiator);
+        self.memory.fill(&self.shape, seed);
         run(self)?;
         let result = match self.shape.op() {
             Op::Read => self.memory.verify(&self.shape, source),
@@ -96,24 +103,39 @@ impl<'b> Stage<'b> {
         let engine = self.engine_round(iterations)?;
         let mut slowest = median_duration(&engine.samples).unwrap_or_default();
         if floor {
-            let mut best: Option<(Duration, usize)> = None;
-            for call_bytes in CALL_BYTES {
-                self.tuning.call_bytes = call_bytes;
-                // Three at least: one sample decides nothing.
-                let round = self.floor_round(iterations.max(3))?;
-                let time = median_duration(&round.samples).unwrap_or_default();
-                if best.is_none_or(|(fastest, _)| time < fastest) {
-                    best = Some((time, call_bytes));
-                }
-                if call_bytes as u64 >= self.shape.total_bytes() {
-                    break;
-                }
-            }
-            let (time, call_bytes) = best.expect("there is a candidate");
-            self.tuning.call_bytes = call_bytes;
-            slowest = slowest.max(time);
+            slowest = slowest.max(self.tune_floor()?);
         }
         Ok(slowest)
+    }
+
+    /// Tries every call size, in turns so that a neighbour hits all alike, and
+    /// keeps the fastest. Returns how long an iteration takes with it.
+    fn tune_floor(&mut self) -> Result<Duration, Error> {
+        let total = self.shape.total_bytes();
+        // Larger calls are the same calls for a transfer that fits into the smallest.
+        let fits = total <= CALL_BYTES[0] as u64;
+        let candidates = if fits {
+            &CALL_BYTES[..1]
+        } else {
+            &CALL_BYTES[..]
+        };
+        let iterations = (TUNING_BYTES / total).clamp(1, 200) as u32;
+        let mut samples = vec![Vec::new(); candidates.len()];
+        for _ in 0..TUNING_TURNS {
+            for (&call_bytes, samples) in candidates.iter().zip(&mut samples) {
+                self.tuning.call_bytes = call_bytes;
+                samples.extend(self.floor_round(iterations)?.samples);
+            }
+        }
+        let times = samples
+            .iter()
+            .map(|samples| median_duration(samples).unwrap_or_default());
+        let (time, call_bytes) = times
+            .zip(candidates)
+            .min_by_key(|(time, _)| *time)
+            .expect("never empty");
+        self.tuning.call_bytes = *call_bytes;
+        Ok(time)
     }
 
     /// Measures in turns until the limit is reached.
@@ -183,7 +205,7 @@ impl<'b> Stage<'b> {
         let (op, tuning) = (self.shape.op(), self.tuning);
         let target_before = self.remote.cpu()?;
         let own_before = usage::cpu();
-        let (memory, blocks) = (self.memory.idle_bytes(), &self.blocks);
+        let (memory, blocks) = (self.memory.idle_bytes(&self.shape), &self.blocks);
         let samples = self.remote.floor_run(iterations, tuning, || {
             streams.initiate(op, memory, blocks, iterations, tuning)
         })?;

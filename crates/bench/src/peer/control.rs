@@ -1,5 +1,5 @@
 //! What the measuring process asks of the other, as JSON in the messages of a bootstrap
-//! [`Channel`](crate::bootstrap::Channel).
+//! [`Channel`].
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::workload::{Mismatch, Shape};
 pub const VERSION: u32 = 1;
 
 /// Settings that the measuring process may choose for the other. The rest is the machine's own.
-pub const SHARED_SETTINGS: [&str; 7] = [
+pub const SHARED_SETTINGS: [&str; 8] = [
     "lanes",
     "chunk_bytes",
     "window",
@@ -24,6 +24,7 @@ pub const SHARED_SETTINGS: [&str; 7] = [
     "interfaces",
     "spin_us",
     "socket_buffer_bytes",
+    "congestion",
 ];
 
 /// From the measuring process.
@@ -37,8 +38,7 @@ pub enum Request {
         /// Keys (of [`SHARED_SETTINGS`]) and values.
         settings: Vec<(String, String)>,
     },
-    /// Allocate and register memory for a workload, in place of the previous. Answer:
-    /// [`Reply::Region`].
+    /// Have registered memory for a workload, in place of the previous. Answer: [`Reply::Region`].
     Prepare {
         /// The workload.
         shape: Shape,
@@ -60,6 +60,8 @@ pub enum Request {
     FloorAccept {
         /// How many.
         streams: usize,
+        /// The congestion control they get, unless it is the system's.
+        congestion_control: Option<String>,
     },
     /// Serve iterations of the floor over the prepared memory. Answered at their end.
     FloorRun {

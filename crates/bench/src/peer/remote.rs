@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use tcpx::Config;
+
 use super::control::{Reply, Request, SHARED_SETTINGS, VERSION, parse, send};
 use crate::bootstrap::Channel;
 use crate::error::Error;
@@ -37,12 +39,20 @@ pub struct Program {
 
 impl Program {
     /// This very program, with other arguments.
+    ///
+    /// # Errors
+    /// The system does not say what this program is.
     pub fn same(
         arguments: impl IntoIterator<Item = impl Into<OsString>>,
     ) -> Result<Program, Error> {
-        // The link, not its target: it stays right when the file is replaced by a new build.
-        let path = PathBuf::from("/proc/self/exe");
-        let path = if path.exists() { path } else { this_program()? };
+        // The running file, also when a new build has taken its name since.
+        let running = PathBuf::from("/proc/self/exe");
+        let named = std::env::current_exe();
+        let path = if running.exists() { Ok(running) } else { named };
+        let path = path.map_err(|source| Error::Spawn {
+            program: "this program".into(),
+            source,
+        })?;
         let arguments = arguments.into_iter().map(Into::into).collect();
         Ok(Program {
             path,
@@ -50,13 +60,6 @@ impl Program {
             environment: Vec::new(),
         })
     }
-}
-
-fn this_program() -> Result<PathBuf, Error> {
-    std::env::current_exe().map_err(|source| Error::Spawn {
-        program: "this program".into(),
-        source,
-    })
 }
 
 /// The other process of a measurement.
@@ -140,9 +143,10 @@ impl Remote {
 
     /// Whether it runs on this machine, as far as the control connection can tell.
     pub fn is_local(&self) -> bool {
-        self.channel
-            .remote()
-            .is_none_or(|address| address.ip().is_loopback())
+        match (self.channel.local(), self.channel.remote()) {
+            (Some(here), Some(there)) => here.ip() == there.ip() || there.ip().is_loopback(),
+            _ => true,
+        }
     }
 
     /// CPU time it has used so far.
@@ -182,8 +186,12 @@ impl Remote {
         }
     }
 
-    /// Opens the streams of a floor.
-    pub(crate) fn floor_streams(&mut self, count: usize) -> Result<Streams, Error> {
+    /// Opens the streams of a floor, like the lanes of a session of this configuration.
+    pub(crate) fn floor_streams(
+        &mut self,
+        count: usize,
+        config: &Config,
+    ) -> Result<Streams, Error> {
         let Reply::Listening { port, nonce } = self.ask(&Request::FloorListen)? else {
             return Err(Error::Protocol {
                 what: "no port for the floor".into(),
@@ -196,7 +204,14 @@ impl Remote {
         let timeout = Duration::from_secs(10);
         let streams = Streams::connect(SocketAddr::new(address, port), nonce, count, timeout)
             .map_err(Error::Floor)?;
-        self.ask_done(&Request::FloorAccept { streams: count })?;
+        let congestion_control = config.congestion_control(self.is_local()).map(String::from);
+        if let Some(name) = &congestion_control {
+            streams.set_congestion_control(name);
+        }
+        self.ask_done(&Request::FloorAccept {
+            streams: count,
+            congestion_control,
+        })?;
         Ok(streams)
     }
 

@@ -35,6 +35,8 @@ pub fn serve_stdin(config: Config) -> Result<(), Error> {
     let stdin = io::stdin().as_fd().try_clone_to_owned();
     let stream = UnixStream::from(stdin.map_err(not_spawned)?);
     stream.peer_addr().map_err(not_spawned)?;
+    // Started as `/proc/self/exe`: without this, `ps` would call the process `exe`.
+    let _ = std::fs::write("/proc/self/comm", "tcpx-bench");
     let channel = Channel::over(stream, "the measuring process", PATIENCE);
     serve(channel, config, || std::process::exit(0))
 }
@@ -268,7 +270,10 @@ impl Target {
                 });
             }
             Request::Prepare { shape } => return self.prepare(shape),
-            Request::Fill { seed } => self.work()?.memory.fill(seed),
+            Request::Fill { seed } => {
+                let work = self.work()?;
+                work.memory.fill(&work.shape, seed);
+            }
             Request::Verify { seed } => {
                 let work = self.work()?;
                 if let Err(mismatch) = work.memory.verify(&work.shape, seed) {
@@ -276,7 +281,12 @@ impl Target {
                 }
             }
             Request::FloorListen => return self.floor_listen().map_err(Error::Floor),
-            Request::FloorAccept { streams } => self.floor_accept(streams)?,
+            Request::FloorAccept {
+                streams,
+                congestion_control,
+            } => {
+                self.floor_accept(streams, congestion_control.as_deref())?;
+            }
             Request::FloorRun { iterations, tuning } => self.floor_run(iterations, tuning)?,
             Request::Cpu => return Ok(Reply::Cpu(usage::cpu())),
             Request::Usage => return Ok(Reply::Usage(Usage::now())),
@@ -293,7 +303,7 @@ impl Target {
     }
 
     fn prepare(&mut self, shape: Shape) -> Result<Reply, Error> {
-        self.work = None;
+        let before = self.work.take().map(|work| work.memory);
         // Half: the measuring process may be on this machine and need as much.
         let limit = available_bytes() / 2;
         if shape.total_bytes() > limit {
@@ -305,7 +315,7 @@ impl Target {
                 reason,
             });
         }
-        let memory = Memory::new(&self.session, shape.total_bytes() as usize)?;
+        let memory = Memory::for_shape(&self.session, &shape, before)?;
         let descriptor = memory.region().descriptor().to_bytes();
         let blocks = Blocks::new(shape.spans(Side::Target));
         self.work = Some(Work {
@@ -325,12 +335,16 @@ impl Target {
         Ok(Reply::Listening { port, nonce })
     }
 
-    fn floor_accept(&mut self, streams: usize) -> Result<(), Error> {
-        if streams == 0 || streams > MAX_STREAMS {
+    fn floor_accept(
+        &mut self,
+        count: usize,
+        congestion_control: Option<&str>,
+    ) -> Result<(), Error> {
+        if count == 0 || count > MAX_STREAMS {
             let reason = format!("a floor has 1 to {MAX_STREAMS}");
             return Err(Error::Option {
                 option: "streams",
-                value: streams.to_string(),
+                value: count.to_string(),
                 reason,
             });
         }
@@ -338,7 +352,11 @@ impl Target {
             what: "no listener for the floor".into(),
         };
         let listener = self.listener.take().ok_or_else(missing)?;
-        self.streams = Some(listener.accept(streams, PATIENCE).map_err(Error::Floor)?);
+        let streams = listener.accept(count, PATIENCE).map_err(Error::Floor)?;
+        if let Some(name) = congestion_control {
+            streams.set_congestion_control(name);
+        }
+        self.streams = Some(streams);
         Ok(())
     }
 
@@ -348,11 +366,19 @@ impl Target {
                 what: "a floor without memory or streams".into(),
             });
         };
+        if tuning.call_bytes == 0 {
+            let reason = "a call moves at least one byte".into();
+            return Err(Error::Option {
+                option: "call",
+                value: "0".into(),
+                reason,
+            });
+        }
         let op = work.shape.op();
         streams
             .serve(
                 op,
-                work.memory.idle_bytes(),
+                work.memory.idle_bytes(&work.shape),
                 &work.blocks,
                 iterations,
                 tuning,

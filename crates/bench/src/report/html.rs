@@ -1,4 +1,5 @@
-//! The page around the plots. Every string that did not come from this file goes through [`escape`].
+//! The page around the plots. Every string that did not come from this file goes through
+//! [`escape`].
 
 use std::fmt::Write;
 
@@ -58,10 +59,10 @@ fn header(out: &mut String, report: &Report) {
     put!(out, "<header>\n<h1>tcpx bench</h1>");
     put!(
         out,
-        "<p class=\"sub\">{between} · {} · {} cores · {} lanes · tcpx {} · {}</p>",
+        "<p class=\"sub\">{between} · {} · {} · {} · tcpx {} · {}</p>",
         escape(&report.machine.cpu),
-        report.machine.cores,
-        report.lanes,
+        count(report.machine.cores, "core"),
+        count(report.lanes, "lane"),
         escape(&report.version),
         escape(&report.date)
     );
@@ -349,6 +350,10 @@ fn machine(out: &mut String, machine: &Machine) {
         row(name, value);
     }
     put!(out, "</tbody>\n</table>");
+}
+
+fn count(number: usize, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
 fn escape(text: &str) -> String {

@@ -94,11 +94,14 @@ pub(super) fn latency(cases: &[&CaseResult], op: Op) -> Result<Option<String>, E
         0.0..1.0
     };
     by_size(lines, range, "one transfer", |value| {
-        if value.fract().abs() < 1e-6 {
-            units::seconds(10f64.powf(value) / 1e6)
-        } else {
-            String::new()
+        // Decades only: a label such as 3.16 ms helps nobody.
+        let decade = value.round();
+        if (value - decade).abs() > 1e-6 {
+            return String::new();
         }
+        units::seconds(10f64.powf(decade) / 1e6)
+            .replace(".00", "")
+            .replace(".0", "")
     })
 }
 

@@ -1,0 +1,7 @@
+//! Names the shared library, so that programs linked with it ask the loader for this name and not for the
+//! path that it was built at.
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libtcpx_p2p.so");
+}

@@ -1,0 +1,185 @@
+//! The one place where pointers from C become references, and where panics stop.
+//!
+//! The macros may be used with arguments of an `extern "C"` function of this crate only: the contract that
+//! the crate's documentation states for them is what makes the conversions sound.
+
+use std::ffi::{CStr, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+
+use crate::status::{Failure, tcpx_status};
+
+/// A type whose values C holds as pointers to a `Box`, made by [`Out::give`] and ended by [`take!`].
+pub(crate) trait Boxed: Send + Sync {}
+
+/// Runs what C asked for. Errors become a status and the thread's last error; so do panics.
+pub(crate) fn call(f: impl FnOnce() -> Result<(), Failure>) -> tcpx_status {
+    match caught(f) {
+        Ok(()) => tcpx_status::TCPX_OK,
+        Err(failure) => failure.remember(),
+    }
+}
+
+/// As [`call`], for functions that return a value and have a `fallback` for when they cannot.
+pub(crate) fn call_or<T>(fallback: T, f: impl FnOnce() -> Result<T, Failure>) -> T {
+    caught(f).unwrap_or_else(|failure| {
+        failure.remember();
+        fallback
+    })
+}
+
+/// Drops what C gave back.
+pub(crate) fn end<T>(given_back: Option<T>) {
+    call_or((), || {
+        drop(given_back);
+        Ok(())
+    });
+}
+
+fn caught<T>(f: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    // Unwind safe: what the engine shares is behind its own locks, and what was borrowed from C is not looked
+    // at again.
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| Err(Failure::of_panic(&*panic)))
+}
+
+/// A place that C gave for a result.
+pub(crate) struct Out<T>(NonNull<T>);
+
+impl<T> Out<T> {
+    pub(crate) fn write(self, value: T) {
+        // SAFETY: `out!` checked that it is not NULL; the caller gave it to be written to, and
+        // nobody else looks at it before the call returns.
+        unsafe { self.0.write(value) }
+    }
+}
+
+impl<T: Boxed> Out<*mut T> {
+    /// Hands a new object over to C.
+    pub(crate) fn give(self, value: T) {
+        self.write(Box::into_raw(Box::new(value)));
+    }
+}
+
+/// # Safety
+/// `pointer` is NULL or valid for writing for the length of the call.
+pub(crate) unsafe fn out_from<T>(pointer: *mut T, name: &'static str) -> Result<Out<T>, Failure> {
+    NonNull::new(pointer).map(Out).ok_or(Failure::Null(name))
+}
+
+/// # Safety
+/// `pointer` is NULL or points to a `T` that lives, and is changed by nobody, for the length of the call.
+pub(crate) unsafe fn ref_from<'a, T>(
+    pointer: *const T,
+    name: &'static str,
+) -> Result<&'a T, Failure> {
+    // SAFETY: as the caller promises.
+    unsafe { pointer.as_ref() }.ok_or(Failure::Null(name))
+}
+
+/// # Safety
+/// As [`ref_from`], and nobody else uses the `T` for the length of the call.
+pub(crate) unsafe fn mut_from<'a, T>(
+    pointer: *mut T,
+    name: &'static str,
+) -> Result<&'a mut T, Failure> {
+    // SAFETY: as the caller promises.
+    unsafe { pointer.as_mut() }.ok_or(Failure::Null(name))
+}
+
+/// # Safety
+/// `pointer` is NULL or the start of `len` values that live, and are changed by nobody, for the length of the
+/// call.
+pub(crate) unsafe fn slice_from<'a, T>(
+    pointer: *const T,
+    len: usize,
+    name: &'static str,
+) -> Result<&'a [T], Failure> {
+    match (pointer.is_null(), len) {
+        (_, 0) => Ok(&[]),
+        (true, _) => Err(Failure::Null(name)),
+        // SAFETY: as the caller promises.
+        (false, _) => Ok(unsafe { std::slice::from_raw_parts(pointer, len) }),
+    }
+}
+
+/// # Safety
+/// `pointer` is NULL or a text that ends with NUL and that lives, unchanged, for the length of the call.
+pub(crate) unsafe fn text_from<'a>(
+    pointer: *const c_char,
+    name: &'static str,
+) -> Result<&'a str, Failure> {
+    if pointer.is_null() {
+        return Err(Failure::Null(name));
+    }
+    // SAFETY: as the caller promises.
+    let text = unsafe { CStr::from_ptr(pointer) };
+    text.to_str().map_err(|_| Failure::NotText(name))
+}
+
+/// # Safety
+/// `pointer` is NULL or came from [`Out::give`] and was not taken before.
+pub(crate) unsafe fn box_from<T: Boxed>(pointer: *mut T) -> Option<Box<T>> {
+    if pointer.is_null() {
+        return None;
+    }
+    // SAFETY: as the caller promises; C gives it back with this call.
+    Some(unsafe { Box::from_raw(pointer) })
+}
+
+/// # Safety
+/// `pointer` is NULL, or it and `len` came from a leaked boxed slice that was not taken before.
+pub(crate) unsafe fn box_slice_from<T>(pointer: *mut T, len: usize) -> Option<Box<[T]>> {
+    let slice = NonNull::slice_from_raw_parts(NonNull::new(pointer)?, len);
+    // SAFETY: as the caller promises; C gives it back with this call.
+    Some(unsafe { Box::from_raw(slice.as_ptr()) })
+}
+
+/// An argument as a reference; NULL is an error that names it.
+macro_rules! borrow {
+    ($pointer:ident) => {
+        // SAFETY: an argument of a function that C calls: NULL or valid for the call.
+        unsafe { $crate::ffi::ref_from($pointer, stringify!($pointer)) }
+    };
+}
+
+/// An argument as a reference that may be written through.
+macro_rules! borrow_mut {
+    ($pointer:ident) => {
+        // SAFETY: an argument of a function that C calls: NULL or valid, and C's alone, for the call.
+        unsafe { $crate::ffi::mut_from($pointer, stringify!($pointer)) }
+    };
+}
+
+/// A pointer and a length as a slice.
+macro_rules! slice {
+    ($pointer:ident, $len:ident) => {
+        // SAFETY: arguments of a function that C calls: NULL or the start of that many values.
+        unsafe { $crate::ffi::slice_from($pointer.cast(), $len, stringify!($pointer)) }
+    };
+}
+
+/// A text.
+macro_rules! text {
+    ($pointer:ident) => {
+        // SAFETY: an argument of a function that C calls: NULL or a text that ends with NUL.
+        unsafe { $crate::ffi::text_from($pointer, stringify!($pointer)) }
+    };
+}
+
+/// A place for a result.
+macro_rules! out {
+    ($pointer:ident) => {
+        // SAFETY: an argument of a function that C calls: NULL or a place for the result.
+        unsafe { $crate::ffi::out_from($pointer, stringify!($pointer)) }
+    };
+}
+
+/// Takes a handle back from C.
+macro_rules! take {
+    ($pointer:ident) => {
+        // SAFETY: the argument of a function that frees: NULL or a handle that is given back now.
+        unsafe { $crate::ffi::box_from($pointer) }
+    };
+}
+
+pub(crate) use {borrow, borrow_mut, out, slice, take, text};

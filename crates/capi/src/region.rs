@@ -1,0 +1,97 @@
+//! Registered memory, and descriptors of peers' memory.
+
+use std::ffi::c_void;
+
+use tcpx::{MemoryKind, Region, RemoteRegion};
+
+use crate::bytes::tcpx_bytes;
+use crate::ffi::{self, Boxed, borrow, out, slice, take};
+use crate::status::{Failure, tcpx_status};
+
+/// What kind of memory a region is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub enum tcpx_memory {
+    /// Ordinary memory of the process.
+    TCPX_MEMORY_HOST = 0,
+    /// Memory of a CUDA device.
+    TCPX_MEMORY_CUDA = 1,
+}
+
+/// Memory that this session has registered.
+pub struct tcpx_region {
+    pub(crate) region: Region,
+}
+
+impl Boxed for tcpx_region {}
+
+/// A peer's region: address, length and the key that grants access.
+pub struct tcpx_remote_region {
+    pub(crate) region: RemoteRegion,
+}
+
+impl Boxed for tcpx_remote_region {}
+
+/// The engine's word for a `tcpx_memory` and a device number.
+pub(crate) fn memory_kind(kind: u32, device: u32) -> Result<MemoryKind, Failure> {
+    const HOST: u32 = tcpx_memory::TCPX_MEMORY_HOST as u32;
+    const CUDA: u32 = tcpx_memory::TCPX_MEMORY_CUDA as u32;
+    match kind {
+        HOST => Ok(MemoryKind::Host),
+        CUDA => Ok(MemoryKind::Cuda { device }),
+        value => Err(Failure::BadNumber {
+            name: "kind",
+            value,
+            expected: "TCPX_MEMORY_HOST or TCPX_MEMORY_CUDA",
+        }),
+    }
+}
+
+/// What a peer needs to address this region, for `tcpx_remote_region_from_bytes` over there. The same range
+/// always has the same descriptor, whenever it is registered with this session.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_region_descriptor(
+    region: *const tcpx_region,
+    descriptor: *mut tcpx_bytes,
+) -> tcpx_status {
+    ffi::call(|| {
+        let (region, out) = (borrow!(region)?, out!(descriptor)?);
+        out.write(region.region.descriptor().to_bytes().into());
+        Ok(())
+    })
+}
+
+/// Ends the registration. When this returns, the memory is no longer touched and may be freed; transfers
+/// that were using it fail.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_region_free(region: *mut tcpx_region) {
+    ffi::call_or((), || {
+        if let Some(region) = take!(region) {
+            // Its only error is that it had ended already, which cannot be: this was its only handle.
+            let _ = region.region.deregister();
+        }
+        Ok(())
+    });
+}
+
+/// Reads the descriptor of a peer's region.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_remote_region_from_bytes(
+    descriptor: *const c_void,
+    descriptor_len: usize,
+    region: *mut *mut tcpx_remote_region,
+) -> tcpx_status {
+    ffi::call(|| {
+        let (descriptor, out) = (slice!(descriptor, descriptor_len)?, out!(region)?);
+        out.give(tcpx_remote_region {
+            region: RemoteRegion::from_bytes(descriptor)?,
+        });
+        Ok(())
+    })
+}
+
+/// Frees what is known of a peer's region; prepared transfers keep what they need.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_remote_region_free(region: *mut tcpx_remote_region) {
+    ffi::end(take!(region));
+}

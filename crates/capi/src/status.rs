@@ -1,0 +1,206 @@
+//! The numbers that errors become, and the words that go with them.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+
+use tcpx::{Error, ErrorKind, Side, Status};
+
+/// How a call ended. The numbers are stable: new ones are added at the end, none is ever reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub enum tcpx_status {
+    /// It worked.
+    TCPX_OK = 0,
+    /// The call made no sense: fix the arguments.
+    TCPX_ERROR_INVALID_ARGUMENT = 1,
+    /// What was named does not exist.
+    TCPX_ERROR_NOT_FOUND = 2,
+    /// The state of the object forbids the call.
+    TCPX_ERROR_NOT_ALLOWED = 3,
+    /// The transfer is still in flight.
+    TCPX_ERROR_BUSY = 4,
+    /// The caller's own time limit ran out; nothing was cancelled.
+    TCPX_ERROR_TIMEOUT = 5,
+    /// The peer is gone, unreachable or silent.
+    TCPX_ERROR_DISCONNECTED = 6,
+    /// The peer answered and said no.
+    TCPX_ERROR_REFUSED = 7,
+    /// The transfer was aborted by this side.
+    TCPX_ERROR_ABORTED = 8,
+    /// A tagged message was longer than the buffer posted for it.
+    TCPX_ERROR_TRUNCATED = 9,
+    /// This machine did not give what was needed.
+    TCPX_ERROR_ENVIRONMENT = 10,
+    /// The session is closed.
+    TCPX_ERROR_CLOSED = 11,
+    /// The peer broke the protocol.
+    TCPX_ERROR_PROTOCOL = 12,
+    /// Not available in this build or on this machine.
+    TCPX_ERROR_NOT_SUPPORTED = 13,
+    /// A defect of this library: please report it.
+    TCPX_ERROR_INTERNAL = 14,
+    /// The peer does not have the region any more: get a new descriptor.
+    TCPX_ERROR_REGION_GONE = 15,
+}
+
+use tcpx_status::*;
+
+/// The one place where the engine's errors become numbers.
+impl From<&Error> for tcpx_status {
+    fn from(error: &Error) -> Self {
+        if let Error::PeerRefused {
+            status: Status::UnknownRegion,
+            ..
+        } = error
+        {
+            return TCPX_ERROR_REGION_GONE;
+        }
+        match error.kind() {
+            ErrorKind::InvalidArgument => TCPX_ERROR_INVALID_ARGUMENT,
+            ErrorKind::NotFound => TCPX_ERROR_NOT_FOUND,
+            ErrorKind::NotAllowed => TCPX_ERROR_NOT_ALLOWED,
+            ErrorKind::Busy => TCPX_ERROR_BUSY,
+            ErrorKind::Timeout => TCPX_ERROR_TIMEOUT,
+            ErrorKind::Disconnected => TCPX_ERROR_DISCONNECTED,
+            ErrorKind::Refused => TCPX_ERROR_REFUSED,
+            ErrorKind::Aborted => TCPX_ERROR_ABORTED,
+            ErrorKind::Truncated => TCPX_ERROR_TRUNCATED,
+            ErrorKind::Environment => TCPX_ERROR_ENVIRONMENT,
+            ErrorKind::Closed => TCPX_ERROR_CLOSED,
+            ErrorKind::ProtocolViolation => TCPX_ERROR_PROTOCOL,
+            ErrorKind::NotSupported => TCPX_ERROR_NOT_SUPPORTED,
+            _ => TCPX_ERROR_INTERNAL,
+        }
+    }
+}
+
+/// The name of a status, such as "DISCONNECTED"; "UNKNOWN" for a number that is none.
+#[unsafe(no_mangle)]
+pub extern "C" fn tcpx_status_name(status: i32) -> *const c_char {
+    let name: &'static CStr = match status {
+        0 => c"OK",
+        1 => c"INVALID_ARGUMENT",
+        2 => c"NOT_FOUND",
+        3 => c"NOT_ALLOWED",
+        4 => c"BUSY",
+        5 => c"TIMEOUT",
+        6 => c"DISCONNECTED",
+        7 => c"REFUSED",
+        8 => c"ABORTED",
+        9 => c"TRUNCATED",
+        10 => c"ENVIRONMENT",
+        11 => c"CLOSED",
+        12 => c"PROTOCOL",
+        13 => c"NOT_SUPPORTED",
+        14 => c"INTERNAL",
+        15 => c"REGION_GONE",
+        _ => c"UNKNOWN",
+    };
+    name.as_ptr()
+}
+
+/// What went wrong in the last call of this thread that failed; never NULL. The text stays until the
+/// thread's next call that fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn tcpx_last_error() -> *const c_char {
+    LAST_ERROR
+        .try_with(|last| last.borrow().as_ptr())
+        // The thread is going away and its texts with it.
+        .unwrap_or(c"".as_ptr())
+}
+
+/// The version of this library, such as "0.1.0".
+#[unsafe(no_mangle)]
+pub extern "C" fn tcpx_version() -> *const c_char {
+    const VERSION: &CStr =
+        match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+            Ok(version) => version,
+            Err(_) => panic!("a version has no NUL inside"),
+        };
+    VERSION.as_ptr()
+}
+
+thread_local! {
+    static LAST_ERROR: RefCell<CString> = RefCell::default();
+}
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error(transparent)]
+    Engine(#[from] Error),
+
+    #[error("{0} is NULL")]
+    Null(&'static str),
+
+    #[error("{0} is not UTF-8")]
+    NotText(&'static str),
+
+    #[error("{name} is {value}: expected {expected}")]
+    BadNumber {
+        name: &'static str,
+        value: u32,
+        expected: &'static str,
+    },
+
+    #[error("segment {index}: its {side} region is NULL")]
+    SegmentNull { index: usize, side: Side },
+
+    #[error(
+        "segment {index}: {address:#x} lies before its {side} region, which begins at {start:#x}"
+    )]
+    SegmentBeforeRegion {
+        index: usize,
+        side: Side,
+        address: u64,
+        start: u64,
+    },
+
+    #[error("{address:#x} lies before the region, which begins at {start:#x}")]
+    BeforeRegion { address: u64, start: u64 },
+
+    #[error("log={filter:?} cannot be used: {reason}")]
+    LogFilter { filter: String, reason: String },
+
+    #[error("a defect of this library, please report it: {0}")]
+    Panic(String),
+}
+
+impl From<tcpx::ConfigError> for Failure {
+    fn from(error: tcpx::ConfigError) -> Self {
+        Self::Engine(error.into())
+    }
+}
+
+impl Failure {
+    pub(crate) fn of_panic(panic: &(dyn Any + Send)) -> Self {
+        let text = panic
+            .downcast_ref::<&str>()
+            .map(|text| (*text).to_owned())
+            .or_else(|| panic.downcast_ref::<String>().cloned());
+        Self::Panic(text.unwrap_or_else(|| "it panicked".into()))
+    }
+
+    pub(crate) fn status(&self) -> tcpx_status {
+        match self {
+            Self::Engine(error) => error.into(),
+            Self::Panic(_) => TCPX_ERROR_INTERNAL,
+            _ => TCPX_ERROR_INVALID_ARGUMENT,
+        }
+    }
+
+    /// Makes this the thread's last error.
+    pub(crate) fn remember(&self) -> tcpx_status {
+        let text = c_text(&self.to_string());
+        // A thread that is going away has nowhere to keep it; the status still tells.
+        let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = text);
+        self.status()
+    }
+}
+
+/// A text as C reads it: up to the first NUL, if there is one inside.
+pub(crate) fn c_text(text: &str) -> CString {
+    let upto = text.split('\0').next().unwrap_or_default();
+    CString::new(upto).unwrap_or_default()
+}

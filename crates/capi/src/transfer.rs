@@ -1,0 +1,242 @@
+//! Transfers.
+
+use std::ffi::c_void;
+use std::time::Duration;
+
+use tcpx::{LocalSlice, Op, RemoteSlice, Segment, Side, Transfer, TransferState};
+
+use crate::ffi::{self, Boxed, borrow, out, slice, take};
+use crate::region::{tcpx_region, tcpx_remote_region};
+use crate::status::{Failure, tcpx_status};
+
+/// The direction of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub enum tcpx_op {
+    /// From the peer's memory into ours.
+    TCPX_READ = 0,
+    /// From our memory into the peer's.
+    TCPX_WRITE = 1,
+}
+
+/// Where a transfer stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub enum tcpx_state {
+    /// Never posted.
+    TCPX_PREPARED = 0,
+    /// Posted; bytes may be moving.
+    TCPX_IN_PROGRESS = 1,
+    /// Every byte is where it belongs.
+    TCPX_DONE = 2,
+    /// It failed; tcpx_transfer_error says why.
+    TCPX_FAILED = 3,
+    /// Aborted by this side; bytes that were already on their way may still land at the peer.
+    TCPX_ABORTING = 4,
+    /// Aborted, and nothing of it is on its way any more.
+    TCPX_ABORTED = 5,
+}
+
+impl From<TransferState> for tcpx_state {
+    fn from(state: TransferState) -> Self {
+        match state {
+            TransferState::Prepared => Self::TCPX_PREPARED,
+            TransferState::InProgress => Self::TCPX_IN_PROGRESS,
+            TransferState::Done => Self::TCPX_DONE,
+            TransferState::Failed => Self::TCPX_FAILED,
+            TransferState::Aborting => Self::TCPX_ABORTING,
+            TransferState::Aborted => Self::TCPX_ABORTED,
+        }
+    }
+}
+
+/// One piece of a transfer. A READ copies from remote to local, a WRITE from local to remote.
+#[repr(C)]
+#[derive(Debug)]
+pub struct tcpx_segment {
+    /// Memory of this session.
+    pub local: *const tcpx_region,
+    /// Where in it, as an address.
+    pub local_address: u64,
+    /// Memory of the peer.
+    pub remote: *const tcpx_remote_region,
+    /// Where in it, as an address at the peer.
+    pub remote_address: u64,
+    /// How many bytes; 0 is legal and moves nothing.
+    pub length: u64,
+}
+
+/// A READ, a WRITE, a tagged send or a tagged receive.
+pub struct tcpx_transfer {
+    transfer: Transfer,
+}
+
+impl Boxed for tcpx_transfer {}
+
+impl From<Transfer> for tcpx_transfer {
+    fn from(transfer: Transfer) -> Self {
+        Self { transfer }
+    }
+}
+
+/// The engine's word for a `tcpx_op`.
+pub(crate) fn op(op: u32) -> Result<Op, Failure> {
+    const READ: u32 = tcpx_op::TCPX_READ as u32;
+    const WRITE: u32 = tcpx_op::TCPX_WRITE as u32;
+    match op {
+        READ => Ok(Op::Read),
+        WRITE => Ok(Op::Write),
+        value => Err(Failure::BadNumber {
+            name: "op",
+            value,
+            expected: "TCPX_READ or TCPX_WRITE",
+        }),
+    }
+}
+
+/// The engine's word for a segment. Whether it fits its regions is the engine's to say.
+pub(crate) fn segment(index: usize, segment: &tcpx_segment) -> Result<Segment<'_>, Failure> {
+    let (local, remote) = (segment.local, segment.remote);
+    let null = |side| move |_| Failure::SegmentNull { index, side };
+    let before = |side, address, start| Failure::SegmentBeforeRegion {
+        index,
+        side,
+        address,
+        start,
+    };
+    let local = borrow!(local).map_err(null(Side::Local))?;
+    let remote = borrow!(remote).map_err(null(Side::Remote))?;
+
+    let start = local.region.address() as u64;
+    let local_offset = offset(segment.local_address, start)
+        .ok_or_else(|| before(Side::Local, segment.local_address, start))?;
+    let start = remote.region.address();
+    let remote_offset = offset(segment.remote_address, start)
+        .ok_or_else(|| before(Side::Remote, segment.remote_address, start))?;
+    Ok(Segment {
+        local: local.region.at(local_offset),
+        remote: RemoteSlice {
+            region: &remote.region,
+            offset: remote_offset,
+        },
+        len: size(segment.length),
+    })
+}
+
+/// The engine's word for an address in a region.
+pub(crate) fn local_slice(region: &tcpx_region, address: u64) -> Result<LocalSlice<'_>, Failure> {
+    let start = region.region.address() as u64;
+    let offset = offset(address, start).ok_or(Failure::BeforeRegion { address, start })?;
+    Ok(region.region.at(offset))
+}
+
+fn offset(address: u64, start: u64) -> Option<usize> {
+    address.checked_sub(start).map(size)
+}
+
+/// More than the address space holds becomes its end, which no region reaches.
+fn size(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// Starts the transfer, connecting first if need be, and returns without waiting. Once it has ended it may be
+/// posted again at no set-up cost. Tagged sends and receives are posted when they are made.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_transfer_post(transfer: *const tcpx_transfer) -> tcpx_status {
+    ffi::call(|| Ok(borrow!(transfer)?.transfer.post()?))
+}
+
+/// As tcpx_transfer_post; the peer receives `message` once every byte is in place, exactly once, and
+/// not at all if the transfer fails. The message may be empty.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_transfer_post_with_notification(
+    transfer: *const tcpx_transfer,
+    message: *const c_void,
+    message_len: usize,
+) -> tcpx_status {
+    ffi::call(|| {
+        let (transfer, message) = (borrow!(transfer)?, slice!(message, message_len)?);
+        Ok(transfer.transfer.post_with_notification(message)?)
+    })
+}
+
+/// Where the transfer stands. Never waits, and may move bytes itself.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_transfer_poll(
+    transfer: *const tcpx_transfer,
+    state: *mut tcpx_state,
+) -> tcpx_status {
+    ffi::call(|| {
+        let (transfer, out) = (borrow!(transfer)?, out!(state)?);
+        out.write(transfer.transfer.poll().into());
+        Ok(())
+    })
+}
+
+/// Waits until the transfer has ended; says how it did. TCPX_ERROR_TIMEOUT when it has not by then: it goes on.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_transfer_wait(
+    transfer: *const tcpx_transfer,
+    timeout_ms: u64,
+) -> tcpx_status {
+    ffi::call(|| {
+        let timeout = Duration::from_millis(timeout_ms);
+        Ok(borrow!(transfer)?.transfer.wait(timeout)?)
+    })
+}
+
+/// Gives the transfer up. Never waits for the peer. When this returns, local memory is no longer read or
+/// written on behalf of the transfer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_transfer_abort(transfer: *const tcpx_transfer) -> tcpx_status {
+    ffi::call(|| {
+        borrow!(transfer)?.transfer.abort();
+        Ok(())
+    })
+}
+
+/// Why the transfer failed; tcpx_last_error has the words. TCPX_OK when it has not failed (yet).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_transfer_error(transfer: *const tcpx_transfer) -> tcpx_status {
+    ffi::call(|| match borrow!(transfer)?.transfer.error() {
+        None => Ok(()),
+        Some(error) => Err(error.into()),
+    })
+}
+
+/// Bytes that the transfer moves; 0 for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_transfer_bytes(transfer: *const tcpx_transfer) -> u64 {
+    ffi::call_or(0, || Ok(borrow!(transfer)?.transfer.bytes()))
+}
+
+/// Bytes of the message that a tagged receive got; 0 until that is known.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_transfer_received(transfer: *const tcpx_transfer) -> u64 {
+    ffi::call_or(0, || Ok(borrow!(transfer)?.transfer.received()))
+}
+
+/// How long a posting is going to take, judged by earlier transfers to the same peer, and how far off that
+/// may be; in microseconds.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_transfer_estimate(
+    transfer: *const tcpx_transfer,
+    duration_us: *mut u64,
+    margin_us: *mut u64,
+) -> tcpx_status {
+    ffi::call(|| {
+        let transfer = borrow!(transfer)?;
+        let (duration, margin) = (out!(duration_us)?, out!(margin_us)?);
+        let estimate = transfer.transfer.estimate();
+        let micros = |d: Duration| u64::try_from(d.as_micros()).unwrap_or(u64::MAX);
+        duration.write(micros(estimate.duration));
+        margin.write(micros(estimate.margin));
+        Ok(())
+    })
+}
+
+/// Releases the transfer: aborts it if it is in flight, and frees it. Never waits for the peer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_transfer_free(transfer: *mut tcpx_transfer) {
+    ffi::end(take!(transfer));
+}

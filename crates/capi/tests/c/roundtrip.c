@@ -1,0 +1,308 @@
+/* Two sessions in one process: every function of the header, used as a C program would. */
+#define _POSIX_C_SOURCE 199309L
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "tcpx_p2p.h"
+
+#define CHECK(condition)                                                                  \
+    do {                                                                                  \
+        if (!(condition)) {                                                               \
+            fprintf(stderr, "%s:%d: %s\nlast error: %s\n", __FILE__, __LINE__, #condition, \
+                    tcpx_last_error());                                                   \
+            exit(1);                                                                      \
+        }                                                                                 \
+    } while (0)
+#define OK(call) CHECK((call) == TCPX_OK)
+
+enum { SIZE = 1 << 20, MANY = 100000, WAIT_MS = 20000 };
+
+typedef struct {
+    char from[64];
+    uint8_t message[64];
+    size_t message_len;
+    int count;
+} Mail;
+
+static void on_notification(void *context, const char *from, size_t from_len, const uint8_t *message,
+                            size_t message_len)
+{
+    Mail *mail = context;
+    CHECK(from_len < sizeof mail->from && message_len <= sizeof mail->message);
+    memcpy(mail->from, from, from_len);
+    mail->from[from_len] = '\0';
+    memcpy(mail->message, message, message_len);
+    mail->message_len = message_len;
+    mail->count++;
+}
+
+static void on_row(void *context, const tcpx_config_row *row)
+{
+    CHECK(row->key[0] && strncmp(row->variable, "TCPX_", 5) == 0 && row->help[0] && row->reason[0]);
+    if (strcmp(row->key, "lanes") == 0) {
+        snprintf(context, 16, "%s", row->value);
+        CHECK(strcmp(row->source, "set by the program") == 0);
+    }
+}
+
+static tcpx_session *start(const char *name)
+{
+    tcpx_config *config;
+    tcpx_session *session;
+    OK(tcpx_config_from_env(&config));
+    OK(tcpx_config_set(config, "name", name));
+    OK(tcpx_session_new(config, &session));
+    tcpx_config_free(config);
+    CHECK(strcmp(tcpx_session_name(session), name) == 0);
+    return session;
+}
+
+static void fill(uint8_t *bytes, size_t len, unsigned seed)
+{
+    for (size_t i = 0; i < len; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        bytes[i] = (uint8_t)(seed >> 24);
+    }
+}
+
+static double now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
+}
+
+static uint64_t at(const void *address)
+{
+    return (uint64_t)(uintptr_t)address;
+}
+
+static void configuration(void)
+{
+    tcpx_config *config;
+    char lanes[16] = "";
+    OK(tcpx_config_defaults(&config));
+    OK(tcpx_config_set(config, "lanes", "3"));
+    OK(tcpx_config_each(config, on_row, lanes));
+    CHECK(strcmp(lanes, "3") == 0);
+    CHECK(tcpx_config_set(config, "lane", "3") == TCPX_ERROR_INVALID_ARGUMENT);
+    CHECK(strstr(tcpx_last_error(), "\"lane\""));
+    CHECK(tcpx_config_set(config, "lanes", "many") == TCPX_ERROR_INVALID_ARGUMENT);
+    CHECK(strstr(tcpx_last_error(), "many"));
+    CHECK(tcpx_config_set(config, "lanes", "\xff") == TCPX_ERROR_INVALID_ARGUMENT);
+    tcpx_config_free(config);
+}
+
+/* Whatever is NULL gets an answer, and outputs are left alone. */
+static void nothing(tcpx_session *session)
+{
+    tcpx_peer *peer = (tcpx_peer *)"untouched";
+    tcpx_peer *const before = peer;
+    tcpx_state state = TCPX_DONE;
+    CHECK(tcpx_config_from_env(NULL) == TCPX_ERROR_INVALID_ARGUMENT);
+    CHECK(tcpx_session_new(NULL, NULL) == TCPX_ERROR_INVALID_ARGUMENT);
+    CHECK(tcpx_session_add_peer(session, NULL, 1, &peer) == TCPX_ERROR_INVALID_ARGUMENT);
+    CHECK(strcmp(tcpx_last_error(), "info is NULL") == 0);
+    CHECK(tcpx_session_add_peer(session, "junk", 4, &peer) == TCPX_ERROR_INVALID_ARGUMENT);
+    CHECK(tcpx_session_find_peer(session, "nobody", &peer) == TCPX_ERROR_NOT_FOUND);
+    CHECK(strstr(tcpx_last_error(), "nobody"));
+    CHECK(tcpx_session_take_notifications(session, NULL, NULL) == TCPX_ERROR_INVALID_ARGUMENT);
+    CHECK(tcpx_transfer_poll(NULL, &state) == TCPX_ERROR_INVALID_ARGUMENT && state == TCPX_DONE);
+    CHECK(peer == before);
+    CHECK(tcpx_session_name(NULL) == NULL && tcpx_transfer_bytes(NULL) == 0);
+    CHECK(tcpx_session_accept(session, 1, &peer) == TCPX_ERROR_TIMEOUT && peer == before);
+    tcpx_region *region = NULL;
+    CHECK(tcpx_session_register(session, &state, 0, TCPX_MEMORY_HOST, 0, &region) ==
+          TCPX_ERROR_INVALID_ARGUMENT);
+    CHECK(tcpx_session_register(session, &state, 4, 9, 0, &region) == TCPX_ERROR_INVALID_ARGUMENT);
+    CHECK(tcpx_session_register(session, NULL, 4, TCPX_MEMORY_HOST, 0, &region) ==
+          TCPX_ERROR_INVALID_ARGUMENT);
+    tcpx_log_warning(NULL, NULL);
+    tcpx_session_free(NULL);
+    tcpx_peer_free(NULL);
+    tcpx_region_free(NULL);
+    tcpx_remote_region_free(NULL);
+    tcpx_transfer_free(NULL);
+    tcpx_config_free(NULL);
+    tcpx_bytes_free((tcpx_bytes){NULL, 0});
+    CHECK(strcmp(tcpx_status_name(TCPX_ERROR_DISCONNECTED), "DISCONNECTED") == 0);
+    CHECK(strcmp(tcpx_status_name(-7), "UNKNOWN") == 0);
+}
+
+int main(void)
+{
+    configuration();
+    tcpx_session *alice = start("alice");
+    tcpx_session *bob = start("bob");
+    nothing(alice);
+
+    /* Bob offers memory; info and descriptor would travel by the application's own means. */
+    uint8_t *here = malloc(SIZE), *there = calloc(1, SIZE);
+    CHECK(here && there);
+    tcpx_region *local, *remote;
+    tcpx_bytes info, descriptor;
+    OK(tcpx_session_register(alice, here, SIZE, TCPX_MEMORY_HOST, 0, &local));
+    OK(tcpx_session_register(bob, there, SIZE, TCPX_MEMORY_HOST, 0, &remote));
+    OK(tcpx_session_connection_info(bob, &info));
+    OK(tcpx_region_descriptor(remote, &descriptor));
+    tcpx_remote_region *target;
+    OK(tcpx_remote_region_from_bytes(descriptor.data, descriptor.len, &target));
+    tcpx_peer *to_bob;
+    OK(tcpx_session_add_peer(alice, info.data, info.len, &to_bob));
+    tcpx_bytes_free(info);
+    tcpx_bytes_free(descriptor);
+    CHECK(strcmp(tcpx_peer_name(to_bob), "bob") == 0);
+    OK(tcpx_peer_connect(to_bob, WAIT_MS));
+    CHECK(tcpx_peer_is_connected(to_bob));
+    tcpx_peer *to_alice, *found;
+    OK(tcpx_session_accept(bob, WAIT_MS, &to_alice));
+    CHECK(strcmp(tcpx_peer_name(to_alice), "alice") == 0);
+    OK(tcpx_session_find_peer(bob, "alice", &found));
+    tcpx_peer_free(found);
+
+    /* WRITE of two pieces with a notification, polled; posted twice. */
+    fill(here, SIZE, 1);
+    tcpx_segment pieces[2] = {
+        {local, at(here), target, at(there) + SIZE / 2, SIZE / 4},
+        {local, at(here) + SIZE / 2, target, at(there), SIZE / 4},
+    };
+    tcpx_transfer *write;
+    tcpx_state state;
+    uint64_t duration, margin;
+    OK(tcpx_session_prepare(alice, TCPX_WRITE, to_bob, pieces, 2, &write));
+    CHECK(tcpx_transfer_bytes(write) == SIZE / 2);
+    OK(tcpx_transfer_poll(write, &state));
+    CHECK(state == TCPX_PREPARED);
+    for (int round = 0; round < 2; round++) {
+        memset(there, 0, SIZE);
+        OK(tcpx_transfer_post_with_notification(write, "a\0b", 3));
+        do {
+            OK(tcpx_transfer_poll(write, &state));
+        } while (state == TCPX_IN_PROGRESS);
+        CHECK(state == TCPX_DONE);
+        OK(tcpx_transfer_error(write));
+        CHECK(memcmp(there + SIZE / 2, here, SIZE / 4) == 0);
+        CHECK(memcmp(there, here + SIZE / 2, SIZE / 4) == 0);
+        Mail mail = {0};
+        OK(tcpx_session_wait_notification(bob, WAIT_MS, on_notification, &mail));
+        CHECK(mail.count == 1 && strcmp(mail.from, "alice") == 0);
+        CHECK(mail.message_len == 3 && memcmp(mail.message, "a\0b", 3) == 0);
+    }
+    OK(tcpx_transfer_estimate(write, &duration, &margin));
+    CHECK(duration > 0);
+    tcpx_transfer_free(write);
+
+    /* READ of everything. */
+    fill(there, SIZE, 2);
+    tcpx_segment whole = {local, at(here), target, at(there), SIZE};
+    tcpx_transfer *read;
+    OK(tcpx_session_prepare(alice, TCPX_READ, to_bob, &whole, 1, &read));
+    OK(tcpx_transfer_post(read));
+    OK(tcpx_transfer_wait(read, WAIT_MS));
+    CHECK(memcmp(here, there, SIZE) == 0);
+
+    /* Segments that cannot be. */
+    tcpx_transfer *none = NULL;
+    tcpx_segment bad = {local, at(here) - 1, target, at(there), 1};
+    CHECK(tcpx_session_prepare(alice, TCPX_READ, to_bob, &bad, 1, &none) ==
+          TCPX_ERROR_INVALID_ARGUMENT);
+    bad = (tcpx_segment){local, at(here), target, at(there) + SIZE, 1};
+    CHECK(tcpx_session_prepare(alice, TCPX_READ, to_bob, &bad, 1, &none) ==
+          TCPX_ERROR_INVALID_ARGUMENT);
+    bad = (tcpx_segment){local, at(here), NULL, at(there), 1};
+    CHECK(tcpx_session_prepare(alice, TCPX_READ, to_bob, &bad, 1, &none) ==
+          TCPX_ERROR_INVALID_ARGUMENT);
+    CHECK(strstr(tcpx_last_error(), "segment 0"));
+    CHECK(tcpx_session_prepare(alice, 7, to_bob, &whole, 1, &none) == TCPX_ERROR_INVALID_ARGUMENT);
+    CHECK(none == NULL);
+
+    /* Many segments cost little. */
+    tcpx_segment *many = malloc(MANY * sizeof *many);
+    CHECK(many);
+    for (size_t i = 0; i < MANY; i++) {
+        many[i] = (tcpx_segment){local, at(here) + i * 7, target, at(there) + i * 9, 5};
+    }
+    tcpx_transfer *scattered;
+    double begin = now_ms();
+    OK(tcpx_session_prepare(alice, TCPX_WRITE, to_bob, many, MANY, &scattered));
+    printf("%d segments prepared in %.2f ms\n", MANY, now_ms() - begin);
+    free(many);
+    OK(tcpx_transfer_post(scattered));
+    OK(tcpx_transfer_wait(scattered, WAIT_MS));
+    for (size_t i = 0; i < MANY; i++) {
+        CHECK(memcmp(here + i * 7, there + i * 9, 5) == 0);
+    }
+    tcpx_transfer_free(scattered);
+
+    /* Tagged messages, the buffer larger than the message. */
+    fill(here, 5000, 3);
+    tcpx_transfer *send, *receive;
+    OK(tcpx_session_send(alice, to_bob, local, at(here), 5000, 42, &send));
+    OK(tcpx_session_recv(bob, to_alice, remote, at(there), 8000, 42, &receive));
+    OK(tcpx_transfer_wait(receive, WAIT_MS));
+    OK(tcpx_transfer_wait(send, WAIT_MS));
+    CHECK(tcpx_transfer_received(receive) == 5000 && memcmp(here, there, 5000) == 0);
+    CHECK(tcpx_transfer_post(send) == TCPX_ERROR_NOT_ALLOWED);
+    tcpx_transfer_free(send);
+    tcpx_transfer_free(receive);
+
+    /* Messages on their own, an empty one first. */
+    Mail mail = {0};
+    OK(tcpx_session_notify(alice, to_bob, NULL, 0));
+    OK(tcpx_session_notify(alice, to_bob, "hello", 5));
+    OK(tcpx_session_wait_notification(bob, WAIT_MS, on_notification, &mail));
+    CHECK(mail.message_len == 0);
+    while (mail.count < 2) {
+        OK(tcpx_session_take_notifications(bob, on_notification, &mail));
+    }
+    CHECK(mail.message_len == 5);
+
+    /* Within one session. */
+    tcpx_peer *self;
+    tcpx_remote_region *own;
+    tcpx_transfer *copy;
+    OK(tcpx_session_own_peer(bob, &self));
+    OK(tcpx_region_descriptor(remote, &descriptor));
+    OK(tcpx_remote_region_from_bytes(descriptor.data, descriptor.len, &own));
+    tcpx_bytes_free(descriptor);
+    fill(there, SIZE / 2, 4);
+    tcpx_segment half = {remote, at(there), own, at(there) + SIZE / 2, SIZE / 2};
+    OK(tcpx_session_prepare(bob, TCPX_WRITE, self, &half, 1, &copy));
+    OK(tcpx_transfer_post(copy));
+    OK(tcpx_transfer_wait(copy, WAIT_MS));
+    CHECK(memcmp(there, there + SIZE / 2, SIZE / 2) == 0);
+    tcpx_transfer_free(copy);
+    tcpx_remote_region_free(own);
+    tcpx_peer_free(self);
+
+    /* A region that the peer has given up. */
+    tcpx_region_free(remote);
+    OK(tcpx_transfer_post(read));
+    CHECK(tcpx_transfer_wait(read, WAIT_MS) == TCPX_ERROR_REGION_GONE);
+    CHECK(tcpx_transfer_error(read) == TCPX_ERROR_REGION_GONE);
+
+    /* A peer that has left. */
+    tcpx_peer_free(to_alice);
+    tcpx_session_free(bob);
+    tcpx_status status = tcpx_transfer_post(read);
+    CHECK(status == TCPX_OK || status == TCPX_ERROR_DISCONNECTED);
+    CHECK(tcpx_transfer_wait(read, WAIT_MS) == TCPX_ERROR_DISCONNECTED);
+    OK(tcpx_peer_disconnect(to_bob));
+    OK(tcpx_session_remove_peer(alice, to_bob));
+    CHECK(tcpx_transfer_post(read) == TCPX_ERROR_NOT_FOUND);
+
+    /* Handles end in any order. */
+    tcpx_session_free(alice);
+    CHECK(tcpx_transfer_post(read) == TCPX_ERROR_CLOSED);
+    OK(tcpx_transfer_abort(read));
+    tcpx_region_free(local);
+    tcpx_transfer_free(read);
+    tcpx_remote_region_free(target);
+    tcpx_peer_free(to_bob);
+    free(here);
+    free(there);
+    printf("libtcpx_p2p %s: all good\n", tcpx_version());
+    return 0;
+}

@@ -1,0 +1,40 @@
+//! The shared library exports the functions of the header and nothing else.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use crate::{crate_dir, library};
+
+fn exported() -> BTreeSet<String> {
+    let output = Command::new("nm")
+        .args(["--dynamic", "--defined-only", "--format=just-symbols"])
+        .arg(library("libtcpx_p2p.so"))
+        .output()
+        .expect("nm is there");
+    assert!(output.status.success(), "{output:?}");
+    let symbols = String::from_utf8(output.stdout).unwrap();
+    symbols.lines().map(str::to_owned).collect()
+}
+
+/// The functions that the header declares: names in front of a parenthesis.
+fn declared() -> BTreeSet<String> {
+    let header = std::fs::read_to_string(crate_dir().join("include/tcpx_p2p.h")).unwrap();
+    let mut in_comment = false;
+    let code = header.lines().filter(|line| {
+        let comment = in_comment || line.trim_start().starts_with("/*");
+        in_comment = comment && !line.contains("*/");
+        !comment
+    });
+    code.filter_map(|line| {
+        let name = line.split_once('(')?.0.rsplit([' ', '*']).next()?;
+        name.starts_with("tcpx_").then(|| name.to_owned())
+    })
+    .collect()
+}
+
+#[test]
+fn only_what_the_header_declares() {
+    let declared = declared();
+    assert!(declared.len() > 30, "{declared:?}");
+    assert_eq!(exported(), declared);
+}

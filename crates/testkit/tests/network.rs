@@ -1,0 +1,193 @@
+//! Two machines with two cables between them: network namespaces, as root. Elsewhere these tests say that they were
+//! skipped.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use tcpx::{ErrorKind, Op};
+use tcpx_testkit::netns::{Family, Machine, TwoMachines};
+use tcpx_testkit::pattern::{LOCAL_POISON, REMOTE_POISON};
+use tcpx_testkit::{Content, Copy, Expected, RemoteProcess, Setup, story, wait_until};
+
+/// Alice on the left and bob on the right, who know each other.
+struct Stage {
+    alice: RemoteProcess,
+    bob: RemoteProcess,
+    machines: TwoMachines,
+}
+
+impl Stage {
+    fn new(family: Family, interfaces: &str, settings: &[(&str, &str)]) -> Option<Self> {
+        let machines = TwoMachines::build(family)?;
+        let open = |machine, name| {
+            let process = machines.spawn(machine, name, &[("TCPX_INTERFACES", interfaces)]);
+            let mut all = vec![("name".to_owned(), name.to_owned())];
+            all.extend(settings.iter().map(|(k, v)| ((*k).into(), (*v).into())));
+            process.open_with(all);
+            process
+        };
+        let (alice, bob) = (open(Machine::Left, "alice"), open(Machine::Right, "bob"));
+        alice.knows_info(&bob.info());
+        bob.knows_info(&alice.info());
+        Some(Self {
+            alice,
+            bob,
+            machines,
+        })
+    }
+
+    /// The pairs of addresses that alice's lanes to bob are between.
+    fn lanes(&self) -> Vec<(IpAddr, IpAddr)> {
+        let lanes = self.alice.lanes("bob").into_iter();
+        lanes.map(|l| (l.local.ip(), l.remote.ip())).collect()
+    }
+
+    /// The two ends of a cable.
+    fn ends(&self, cable: usize) -> (IpAddr, IpAddr) {
+        (
+            self.machines.address(Machine::Left, cable),
+            self.machines.address(Machine::Right, cable),
+        )
+    }
+
+    /// Moves bytes both ways and verifies them.
+    #[track_caller]
+    fn works(&self, seed: u64) {
+        const LEN: usize = 64 << 20;
+        let (here, there) = (self.alice.memory(LEN), self.bob.memory(LEN));
+        self.alice.fill(&here, Content::pattern(seed));
+        self.bob.poison(&there);
+        let copies = [Copy::new(1, 3, LEN - 100)];
+        let target = &there.descriptor;
+        let write = self
+            .alice
+            .transfer(Op::Write, "bob", &here, target, &copies);
+        write.post_with_notification(b"done").expect("posted");
+        write.wait().expect("written");
+        assert_eq!(self.bob.notification().message, b"done");
+        let expected = Expected::untouched(REMOTE_POISON);
+        let expected = expected.with(3..LEN - 97, Content::pattern(seed).skip(1));
+        self.bob.check(&there, &expected);
+
+        self.alice.fill(&here, Content::Byte(LOCAL_POISON));
+        let read = self.alice.transfer(Op::Read, "bob", &here, target, &copies);
+        read.post().expect("posted");
+        read.wait().expect("read");
+        let expected = Expected::untouched(LOCAL_POISON);
+        let expected = expected.with(1..LEN - 99, Content::pattern(seed).skip(1));
+        self.alice.check(&here, &expected);
+        self.alice.deregister(&here);
+        self.bob.deregister(&there);
+    }
+}
+
+fn lanes_spread_over_both_cables(family: Family) {
+    story(move || {
+        let Some(stage) = Stage::new(family, "cable0,cable1", &[("lanes", "4")]) else {
+            return;
+        };
+        // Bob listens on both, and nowhere else.
+        let listens: BTreeSet<_> = stage.bob.addresses().iter().map(|a| a.ip()).collect();
+        assert_eq!(listens, BTreeSet::from([stage.ends(0).1, stage.ends(1).1]));
+        stage.alice.connect("bob").expect("bob listens");
+        let lanes = stage.lanes();
+        assert_eq!(lanes.len(), 4);
+        for cable in 0..2 {
+            let on_cable = lanes.iter().filter(|l| **l == stage.ends(cable)).count();
+            assert_eq!(on_cable, 2, "cable {cable} of {lanes:?}");
+        }
+        stage.works(1);
+        for cable in 0..2 {
+            let mut lanes = stage.alice.lanes("bob");
+            lanes.retain(|l| l.local.ip() == stage.ends(cable).0);
+            let sent: u64 = lanes.iter().map(|l| l.bytes_sent).sum();
+            let received: u64 = lanes.iter().map(|l| l.bytes_received).sum();
+            assert!(
+                sent > 1 << 20 && received > 1 << 20,
+                "cable {cable} has carried its part both ways: {lanes:?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn ipv4_lanes_spread_over_both_cables() {
+    lanes_spread_over_both_cables(Family::V4);
+}
+
+#[test]
+fn ipv6_lanes_spread_over_both_cables() {
+    lanes_spread_over_both_cables(Family::V6);
+}
+
+#[test]
+fn only_the_chosen_cable_is_used() {
+    story(|| {
+        for family in [Family::V4, Family::V6] {
+            let Some(stage) = Stage::new(family, "=cable1", &[("lanes", "4")]) else {
+                return;
+            };
+            stage.works(2);
+            assert_eq!(stage.lanes(), [stage.ends(1); 4]);
+        }
+    });
+}
+
+#[test]
+fn a_cable_is_cut_in_the_middle() {
+    story(|| {
+        let settings = [("lanes", "4"), ("peer_timeout", "2s")];
+        for family in [Family::V4, Family::V6] {
+            let Some(stage) = Stage::new(family, "cable0,cable1", &settings) else {
+                return;
+            };
+            stage.works(3);
+            for (op, cable) in [(Op::Write, 1), (Op::Read, 0)] {
+                let (here, there) = (stage.alice.memory(1 << 20), stage.bob.memory(1 << 20));
+                let transfer = stage
+                    .alice
+                    .endless(op, "bob", &here, &there.descriptor, 1 << 20);
+                transfer.post_with_notification(b"never").expect("posted");
+                let moved = || -> u64 {
+                    let lanes = stage.alice.lanes("bob").into_iter();
+                    lanes.map(|l| l.bytes_sent + l.bytes_received).sum()
+                };
+                let before = moved();
+                wait_until("bytes move", || moved() > before + (1 << 20));
+                stage.machines.cut(cable);
+                let error = transfer.wait().expect_err("half of its lanes are gone");
+                assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
+                // Once it is mended everything is as before.
+                stage.machines.mend(cable);
+                wait_until("both have noticed", || {
+                    !stage.alice.is_connected("bob") && !stage.bob.is_connected("alice")
+                });
+                stage.works(4);
+            }
+            assert!(stage.bob.notifications().is_empty());
+        }
+    });
+}
+
+#[test]
+fn a_cable_that_was_cut_before_is_avoided() {
+    story(|| {
+        let Some(stage) = Stage::new(Family::V4, "cable0,cable1", &[("lanes", "4")]) else {
+            return;
+        };
+        stage.machines.cut(0);
+        stage.alice.connect("bob").expect("there is another way");
+        assert_eq!(stage.lanes(), [stage.ends(1); 4]);
+        stage.works(5);
+    });
+}
+
+#[test]
+fn interfaces_that_are_not_there_are_an_error() {
+    story(|| {
+        let setup = Setup::base().with("interfaces", "=nosuch0");
+        let error = tcpx::Session::new(setup.config("alice")).expect_err("no such interface");
+        assert_eq!(error.kind(), ErrorKind::Environment, "{error}");
+        assert!(error.to_string().contains("nosuch0"), "{error}");
+    });
+}

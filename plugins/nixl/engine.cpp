@@ -1,0 +1,435 @@
+#include "engine.h"
+
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+#include <vector>
+
+namespace tcpx {
+
+// Memory of this agent, as a transfer's local side.
+class LocalMD final : public nixl::BackendMD {
+public:
+    explicit LocalMD(Region region) : nixl::BackendMD(true), region(std::move(region)) {}
+    static const LocalMD &of(const nixl::BackendMD *md) { return *static_cast<const LocalMD *>(md); }
+    const Region region;
+};
+
+// Memory of a peer, or of this agent when it transfers to itself, as a transfer's remote side.
+class RemoteMD final : public nixl::BackendMD {
+public:
+    explicit RemoteMD(RemoteRegion region) : nixl::BackendMD(false), region(std::move(region)) {}
+    static const RemoteMD &of(const nixl::BackendMD *md) { return *static_cast<const RemoteMD *>(md); }
+    const RemoteRegion region;
+};
+
+class Request final : public nixl::BackendReqH {
+public:
+    explicit Request(Transfer transfer) : transfer(std::move(transfer)) {}
+    static const tcpx_transfer *of(const nixl::BackendReqH *handle)
+    {
+        return handle ? static_cast<const Request *>(handle)->transfer.get() : nullptr;
+    }
+    const Transfer transfer;
+};
+
+namespace {
+
+// The one setting that is the agent's: its name.
+constexpr const char *NAME = "name";
+
+// The one place where the library's answers become NIXL's.
+nixl::Status status(tcpx_status status)
+{
+    switch (status) {
+    case TCPX_OK:
+        return nixl::SUCCESS;
+    case TCPX_ERROR_INVALID_ARGUMENT:
+        return nixl::INVALID_PARAM;
+    case TCPX_ERROR_NOT_FOUND:
+        return nixl::NOT_FOUND;
+    case TCPX_ERROR_NOT_ALLOWED:
+        return nixl::NOT_ALLOWED;
+    case TCPX_ERROR_BUSY:
+        return nixl::REPOST_ACTIVE;
+    case TCPX_ERROR_NOT_SUPPORTED:
+        return nixl::NOT_SUPPORTED;
+    case TCPX_ERROR_ABORTED:
+        return nixl::CANCELED;
+    case TCPX_ERROR_DISCONNECTED:
+    // The peer is not what its metadata says any more. An agent that ends deregisters its memory before it hangs
+    // up, and NIXL wants one answer for both: forget the peer, load its metadata again.
+    case TCPX_ERROR_REGION_GONE:
+        return nixl::REMOTE_DISCONNECT;
+    case TCPX_ERROR_INTERNAL:
+        return nixl::UNKNOWN;
+    case TCPX_ERROR_TIMEOUT:
+    case TCPX_ERROR_REFUSED:
+    case TCPX_ERROR_TRUNCATED:
+    case TCPX_ERROR_ENVIRONMENT:
+    case TCPX_ERROR_CLOSED:
+    case TCPX_ERROR_PROTOCOL:
+        return nixl::BACKEND;
+    }
+    return nixl::UNKNOWN;
+}
+
+// As above; NIXL passes on the number only, so the words go to the log.
+nixl::Status reported(const char *what, tcpx_status result)
+{
+    if (result != TCPX_OK) {
+        tcpx_log_warning(what, tcpx_last_error());
+    }
+    return status(result);
+}
+
+// Runs a method: what the C++ library throws (out of memory) does not reach the agent, which catches nothing.
+template <typename Method>
+nixl::Status guarded(Method method) noexcept
+{
+    try {
+        return method();
+    } catch (...) {
+        return nixl::BACKEND;
+    }
+}
+
+void require(tcpx_status status)
+{
+    if (status != TCPX_OK) {
+        throw std::runtime_error(tcpx_last_error());
+    }
+}
+
+Config config_for(const nixl::InitParams &params)
+{
+    Config config;
+    require(tcpx_config_from_env(out(config)));
+    for (const auto &[key, value] : *params.customParams) {
+        if (key == NAME) {
+            throw std::runtime_error("the parameter \"name\" cannot be set: a session has its agent's name");
+        }
+        require(tcpx_config_set(config.get(), key.c_str(), value.c_str()));
+    }
+    require(tcpx_config_set(config.get(), NAME, params.localAgent.c_str()));
+    return config;
+}
+
+nixl::Params rows_of(const tcpx_config *config)
+{
+    nixl::Params rows;
+    const auto add = [](void *rows, const tcpx_config_row *row) noexcept {
+        if (row->key != std::string_view(NAME)) {
+            static_cast<nixl::Params *>(rows)->emplace(row->key, row->value);
+        }
+    };
+    require(tcpx_config_each(config, add, &rows));
+    return rows;
+}
+
+// The remote side of a transfer, from what getPublicData gave its owner.
+nixl::Status load_descriptor(const std::string &descriptor, nixl::BackendMD *&md)
+{
+    RemoteRegion region;
+    const auto result =
+        tcpx_remote_region_from_bytes(descriptor.data(), descriptor.size(), out(region));
+    if (result == TCPX_OK) {
+        md = new RemoteMD(std::move(region));
+    }
+    return reported("cannot load a peer's memory", result);
+}
+
+}  // namespace
+
+Engine::Engine(const nixl::InitParams *params) : nixl::BackendEngine(params)
+{
+    const Config config = config_for(*params);
+    require(tcpx_session_new(config.get(), out(session_)));
+    Peer self;
+    require(tcpx_session_own_peer(session_.get(), out(self)));
+    self_ = std::move(self);
+    // The agent shows these as the backend's parameters.
+    for (const auto &[key, value] : rows_of(config.get())) {
+        (void)setInitParam(key, value);
+    }
+}
+
+Engine::~Engine() = default;
+
+nixl::Params Engine::options()
+{
+    // With the environment, so that passing the options back does not undo it. Creating an engine reports
+    // an environment that cannot be used.
+    Config config;
+    if (tcpx_config_from_env(out(config)) != TCPX_OK) {
+        require(tcpx_config_defaults(out(config)));
+    }
+    return rows_of(config.get());
+}
+
+// Memory
+
+nixl::Status Engine::registerMem(const nixl::BlobDesc &mem, const nixl::Mem &type,
+                                 nixl::BackendMD *&out)
+{
+    return guarded([&] {
+        if (type != nixl::DRAM) {
+            return nixl::NOT_SUPPORTED;
+        }
+        Region region;
+        const auto result = tcpx_session_register(session_.get(), reinterpret_cast<void *>(mem.addr),
+                                                  mem.len, TCPX_MEMORY_HOST, 0, tcpx::out(region));
+        if (result == TCPX_OK) {
+            out = new LocalMD(std::move(region));
+        }
+        return reported("cannot register memory", result);
+    });
+}
+
+nixl::Status Engine::deregisterMem(nixl::BackendMD *md)
+{
+    delete md;
+    return nixl::SUCCESS;
+}
+
+nixl::Status Engine::getPublicData(const nixl::BackendMD *md, std::string &out) const
+{
+    return guarded([&] {
+        Bytes descriptor;
+        const auto result = tcpx_region_descriptor(LocalMD::of(md).region.get(), descriptor.out());
+        if (result == TCPX_OK) {
+            out = descriptor.str();
+        }
+        return reported("cannot describe memory", result);
+    });
+}
+
+nixl::Status Engine::loadLocalMD(nixl::BackendMD *in, nixl::BackendMD *&out)
+{
+    return guarded([&] {
+        std::string descriptor;
+        const auto result = getPublicData(in, descriptor);
+        return result == nixl::SUCCESS ? load_descriptor(descriptor, out) : result;
+    });
+}
+
+nixl::Status Engine::loadRemoteMD(const nixl::BlobDesc &in, const nixl::Mem &, const std::string &,
+                                  nixl::BackendMD *&out)
+{
+    return guarded([&] { return load_descriptor(in.metaInfo, out); });
+}
+
+nixl::Status Engine::unloadMD(nixl::BackendMD *md)
+{
+    delete md;
+    return nixl::SUCCESS;
+}
+
+// Peers
+
+nixl::Status Engine::getConnInfo(std::string &out) const
+{
+    return guarded([&] {
+        Bytes info;
+        const auto result = tcpx_session_connection_info(session_.get(), info.out());
+        if (result == TCPX_OK) {
+            out = info.str();
+        }
+        return reported("cannot describe the session", result);
+    });
+}
+
+nixl::Status Engine::loadRemoteConnInfo(const std::string &agent, const std::string &info)
+{
+    return guarded([&] {
+        Peer peer;
+        const auto result =
+            tcpx_session_add_peer(session_.get(), info.data(), info.size(), out(peer));
+        if (result == TCPX_OK) {
+            const std::unique_lock lock(peers_lock_);
+            peers_.insert_or_assign(agent, std::move(peer));
+        }
+        return reported("cannot load a peer", result);
+    });
+}
+
+Engine::SharedPeer Engine::peer(const std::string &agent) const
+{
+    if (agent == localAgent) {
+        return self_;
+    }
+    {
+        const std::shared_lock lock(peers_lock_);
+        if (const auto known = peers_.find(agent); known != peers_.end()) {
+            return known->second;
+        }
+    }
+    // Its memory may have been loaded without its connection info: then it has connected to us, or not yet.
+    Peer found;
+    (void)tcpx_session_find_peer(session_.get(), agent.c_str(), out(found));
+    return found;
+}
+
+nixl::Status Engine::connect(const std::string &agent)
+{
+    return guarded([&] {
+        const SharedPeer peer = this->peer(agent);
+        if (!peer) {
+            return nixl::NOT_FOUND;
+        }
+        // Ends by the setting connect_timeout.
+        constexpr auto forever = std::numeric_limits<std::uint64_t>::max();
+        return reported("cannot connect", tcpx_peer_connect(peer.get(), forever));
+    });
+}
+
+nixl::Status Engine::disconnect(const std::string &agent)
+{
+    return guarded([&] {
+        SharedPeer peer;
+        {
+            const std::unique_lock lock(peers_lock_);
+            if (auto known = peers_.extract(agent)) {
+                peer = std::move(known.mapped());
+            }
+        }
+        return peer ? status(tcpx_session_remove_peer(session_.get(), peer.get())) : nixl::NOT_FOUND;
+    });
+}
+
+// Transfers
+
+nixl::Status Engine::prepXfer(const nixl::Op &op, const nixl::MetaList &local,
+                              const nixl::MetaList &remote, const std::string &agent,
+                              nixl::BackendReqH *&handle, const nixl::OptionalArgs *) const
+{
+    return guarded([&] {
+        const SharedPeer peer = this->peer(agent);
+        if (!peer) {
+            return nixl::NOT_FOUND;
+        }
+        const auto count = static_cast<std::size_t>(local.descCount());
+        if (static_cast<std::size_t>(remote.descCount()) != count) {
+            return nixl::INVALID_PARAM;
+        }
+        std::vector<tcpx_segment> segments(count);
+        for (std::size_t i = 0; i < count; i++) {
+            segments[i] = {
+                .local = LocalMD::of(local[i].metadataP).region.get(),
+                .local_address = local[i].addr,
+                .remote = RemoteMD::of(remote[i].metadataP).region.get(),
+                .remote_address = remote[i].addr,
+                .length = local[i].len,
+            };
+        }
+        Transfer transfer;
+        const auto result =
+            tcpx_session_prepare(session_.get(), op == nixl::READ ? TCPX_READ : TCPX_WRITE,
+                                 peer.get(), segments.data(), count, out(transfer));
+        if (result == TCPX_OK) {
+            auto request = std::make_unique<Request>(std::move(transfer));
+            nixl::BackendReqH *const token = request.get();
+            const std::lock_guard lock(requests_lock_);
+            requests_.emplace(token, std::move(request));
+            handle = token;
+        }
+        return reported("cannot prepare a transfer", result);
+    });
+}
+
+nixl::Status Engine::postXfer(const nixl::Op &, const nixl::MetaList &, const nixl::MetaList &,
+                              const std::string &, nixl::BackendReqH *&handle,
+                              const nixl::OptionalArgs *args) const
+{
+    const tcpx_transfer *transfer = Request::of(handle);
+    const bool notify = args && args->hasNotif;
+    const auto result = notify ? tcpx_transfer_post_with_notification(
+                                     transfer, args->notifMsg.data(), args->notifMsg.size())
+                               : tcpx_transfer_post(transfer);
+    return result == TCPX_OK ? nixl::IN_PROG : reported("cannot post a transfer", result);
+}
+
+nixl::Status Engine::checkXfer(nixl::BackendReqH *handle) const
+{
+    const tcpx_transfer *transfer = Request::of(handle);
+    tcpx_state state{};
+    if (const auto result = tcpx_transfer_poll(transfer, &state); result != TCPX_OK) {
+        return reported("cannot look at a transfer", result);
+    }
+    switch (state) {
+    case TCPX_PREPARED:
+        return nixl::NOT_POSTED;
+    case TCPX_IN_PROGRESS:
+        return nixl::IN_PROG;
+    case TCPX_DONE:
+        return nixl::SUCCESS;
+    case TCPX_FAILED:
+        return reported("a transfer failed", tcpx_transfer_error(transfer));
+    case TCPX_ABORTING:
+    case TCPX_ABORTED:
+        return nixl::CANCELED;
+    }
+    return nixl::UNKNOWN;
+}
+
+nixl::Status Engine::releaseReqH(nixl::BackendReqH *handle) const
+{
+    (void)guarded([&] {
+        // Ends, and is aborted if need be, after the lock was given back.
+        const auto request = [&] {
+            const std::lock_guard lock(requests_lock_);
+            return requests_.extract(handle);
+        }();
+        return nixl::SUCCESS;
+    });
+    return nixl::SUCCESS;
+}
+
+nixl::Status Engine::estimateXferCost(const nixl::Op &, const nixl::MetaList &,
+                                      const nixl::MetaList &, const std::string &,
+                                      nixl::BackendReqH *const &handle,
+                                      std::chrono::microseconds &duration,
+                                      std::chrono::microseconds &margin, nixl::Cost &method,
+                                      const nixl::AgentOptions *) const
+{
+    std::uint64_t duration_us = 0, margin_us = 0;
+    const auto result = tcpx_transfer_estimate(Request::of(handle), &duration_us, &margin_us);
+    if (result == TCPX_OK) {
+        duration = std::chrono::microseconds(duration_us);
+        margin = std::chrono::microseconds(margin_us);
+        method = nixl::Cost::ANALYTICAL_BACKEND;
+    }
+    return reported("cannot estimate a transfer", result);
+}
+
+// Notifications
+
+nixl::Status Engine::getNotifs(nixl::NotifList &out)
+{
+    const auto add = [](void *list, const char *from, std::size_t from_len, const std::uint8_t *message,
+                        std::size_t message_len) {
+        // Out of memory: the message is lost, the process goes on.
+        (void)guarded([&] {
+            static_cast<nixl::NotifList *>(list)->emplace_back(
+                std::string(from, from_len),
+                std::string(reinterpret_cast<const char *>(message), message_len));
+            return nixl::SUCCESS;
+        });
+    };
+    return reported("cannot take notifications",
+                    tcpx_session_take_notifications(session_.get(), add, &out));
+}
+
+nixl::Status Engine::genNotif(const std::string &agent, const std::string &message) const
+{
+    return guarded([&] {
+        const SharedPeer peer = this->peer(agent);
+        if (!peer) {
+            return nixl::NOT_FOUND;
+        }
+        return reported("cannot send a notification",
+                        tcpx_session_notify(session_.get(), peer.get(), message.data(), message.size()));
+    });
+}
+
+}  // namespace tcpx

@@ -204,3 +204,33 @@ pub(crate) fn c_text(text: &str) -> CString {
     let upto = text.split('\0').next().unwrap_or_default();
     CString::new(upto).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ffi;
+
+    #[test]
+    fn every_status_has_a_name_of_its_own() {
+        let mut names = std::collections::HashSet::new();
+        for number in TCPX_OK as i32..=TCPX_ERROR_REGION_GONE as i32 {
+            assert!(names.insert(tcpx_status_name(number)), "{number}");
+        }
+        assert!(!names.contains(&tcpx_status_name(TCPX_ERROR_REGION_GONE as i32 + 1)));
+        assert!(!names.contains(&tcpx_status_name(-1)));
+    }
+
+    #[test]
+    fn a_panic_becomes_a_status_and_a_text() {
+        let status = ffi::call(|| panic!("at {}", "noon"));
+        assert_eq!(status, TCPX_ERROR_INTERNAL);
+        let text = LAST_ERROR.with(|last| last.borrow().to_str().unwrap().to_owned());
+        assert!(text.ends_with("please report it: at noon"), "{text}");
+        assert_eq!(ffi::call_or(7, || panic!("again")), 7);
+    }
+
+    #[test]
+    fn a_text_with_nul_inside_is_cut() {
+        assert_eq!(c_text("a\0b").as_c_str(), c"a");
+    }
+}

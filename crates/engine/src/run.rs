@@ -12,6 +12,9 @@ use crate::tagged::Receive;
 /// `next` of a run that hands out no more chunks. Far above any chunk count, far below overflow.
 const CLOSED: u32 = 1 << 31;
 
+/// Up to this size the round trip outweighs the bytes.
+const SHORT_BYTES: u64 = 256 << 10;
+
 /// What happens when a run is done.
 pub(crate) enum After {
     Nothing,
@@ -63,6 +66,12 @@ impl Run {
         }
         let index = self.next.fetch_add(1, Ordering::Relaxed) as usize;
         (index < self.plan.len()).then_some(index)
+    }
+
+    /// Whether it takes about a round trip: worth a caller's undivided attention.
+    #[inline]
+    pub(crate) fn is_short(&self) -> bool {
+        self.plan.len() == 1 && self.plan.bytes <= SHORT_BYTES
     }
 
     /// Whether there may be a chunk left to take.

@@ -320,7 +320,7 @@ impl Active {
     /// Whether it takes about a round trip.
     fn is_short(&self) -> bool {
         match self {
-            Self::Run(run) => run.plan.len() <= 1,
+            Self::Run(run) => run.is_short(),
             Self::Send(_) | Self::Receive(_) => true,
         }
     }

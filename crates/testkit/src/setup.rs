@@ -50,12 +50,12 @@ impl Setup {
         Self::base().with("lanes", 4).with("workers", 3)
     }
 
-    /// Sockets that take and give a few kilobytes at a time, and workers that sleep at once: every frame is
+    /// Sockets that take and give a few pages at a time, and workers that sleep at once: every frame is
     /// sent and received in pieces.
     #[must_use]
     pub fn small_buffers() -> Self {
         let setup = Self::base().with("lanes", 2).with("workers", 2);
-        let setup = setup.with("socket_buffer_bytes", "4K").with("spin_us", 0);
+        let setup = setup.with("socket_buffer_bytes", "64K").with("spin_us", 0);
         setup.with("chunk_bytes", "256K").with("window", 3)
     }
 

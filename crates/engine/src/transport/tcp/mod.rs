@@ -39,9 +39,6 @@ const CALLER_BUDGET: usize = 4;
 /// A sleeping receiver of a large payload is woken for this much. Well below any receive buffer: near it, the
 /// sender would have no room left to send what the receiver waits for.
 const BULK_WAKE_BYTES: usize = 256 << 10;
-/// Transfers of one chunk up to this size are sent by the caller who posts them; larger ones would
-/// keep it too long.
-const INLINE_BYTES: usize = 256 << 10;
 
 /// A chunk that has been sent or asked for and is not settled.
 struct Flying {
@@ -448,27 +445,28 @@ impl Connection {
         self.end.get().is_some()
     }
 
-    /// Starts a run. Never waits: small ones go out from this thread, the rest is the workers' to do.
+    /// Starts a run. Never waits: the first chunk leaves from this thread as far as the kernel takes it at
+    /// once, so that it is on its way before a worker is awake; the rest is the workers' to do.
     pub(crate) fn submit(self: &Arc<Self>, run: &Arc<Run>) {
-        if run.plan.len() == 1 {
-            let (index, lane) = if run.in_order {
-                (0, &self.lanes[0])
-            } else {
-                self.least_loaded()
-            };
-            run.lane.store(index, Ordering::Relaxed);
-            lane.push_run(run);
-            if run.plan.bytes <= INLINE_BYTES as u64 {
-                self.check(lane.pump(self, 1));
-            }
-            if lane.is_dirty() || lane.is_blocked() {
-                lane.call_worker();
-            }
+        let (first, lane) = if run.in_order {
+            (0, &self.lanes[0])
         } else {
-            for lane in self.lanes.iter().take(run.plan.len()) {
-                lane.push_run(run);
-                lane.call_worker();
-            }
+            self.least_loaded()
+        };
+        run.lane.store(first, Ordering::Relaxed);
+        lane.push_run(run);
+        self.check(lane.pump(self, 1));
+        if lane.is_dirty() || lane.is_blocked() {
+            lane.call_worker();
+        }
+        let others = self
+            .lanes
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| *index != first);
+        for (_, lane) in others.take(run.plan.len() - 1) {
+            lane.push_run(run);
+            lane.call_worker();
         }
         self.core.control.stay_awake();
         if let Some(error) = self.end.get() {
@@ -502,7 +500,7 @@ impl Connection {
 
     /// Moves what can be moved without waiting on behalf of a caller who polls `run`.
     pub(crate) fn drive_for(self: &Arc<Self>, run: &Run) {
-        if run.plan.len() == 1 {
+        if run.is_short() {
             self.attend(run.lane.load(Ordering::Relaxed));
         } else if self.core.config.workers() == 1 && self.pause.is_over() {
             // With more workers the lanes are better driven in parallel by them.

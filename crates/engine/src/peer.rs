@@ -301,11 +301,27 @@ impl PeerShared {
         }
     }
 
-    /// A connection is there.
+    /// Before a new connection carries anything: what still comes on an old one must not land behind it.
     ///
-    /// The first one stays in use while it lives, also when both sides have connected at once: what
-    /// is sent on one connection stays in order. But nobody connects who has a connection, so a second one from
-    /// the same side means that the first is dead at the other end.
+    /// Nobody connects who has a connection, so a second one from the same side means that the first is dead
+    /// at the other end. One that the other side made at the same time stays.
+    pub(crate) fn fence(&self, accepted: bool) {
+        for old in self.connections() {
+            if old.was_accepted() == accepted {
+                let reason = "the peer connected anew".into();
+                old.kill(Error::PeerLost {
+                    peer: self.name.clone(),
+                    reason,
+                });
+            }
+            if old.is_dead() {
+                old.drain();
+            }
+        }
+    }
+
+    /// A connection is there. The first one stays in use while it lives, also when both sides have connected
+    /// at once: what is sent on one connection stays in order.
     pub(crate) fn attached(&self, connection: &Arc<Connection>) {
         let mut state = self.state.lock();
         if state.removed {
@@ -313,15 +329,14 @@ impl PeerShared {
             connection.kill(Error::UnknownPeer(self.name.clone()));
             return;
         }
-        let (outdated, live): (Vec<_>, Vec<_>) = state
-            .connections
-            .iter()
-            .filter(|c| !c.is_dead())
-            .cloned()
-            .partition(|c| c.was_accepted() == connection.was_accepted());
         state.connections.push(Arc::clone(connection));
         state.connecting = false;
-        let link = Link::Tcp(Arc::clone(live.first().unwrap_or(connection)));
+        let first = state
+            .connections
+            .iter()
+            .find(|c| !c.is_dead())
+            .unwrap_or(connection);
+        let link = Link::Tcp(Arc::clone(first));
         // Before anybody else can find the link: what has waited goes first.
         for waiting in std::mem::take(&mut state.waiting) {
             waiting.start(&link);
@@ -329,13 +344,6 @@ impl PeerShared {
         *self.link.write() = Some(link);
         drop(state);
         self.changed.notify_all();
-        for old in outdated {
-            let reason = "the peer connected anew".into();
-            old.kill(Error::PeerLost {
-                peer: self.name.clone(),
-                reason,
-            });
-        }
     }
 
     /// An attempt to connect has failed.

@@ -433,6 +433,81 @@ fn a_removed_peer_is_gone_until_it_is_added_again() {
 }
 
 #[test]
+fn connections_leave_nothing_behind() {
+    story(|| {
+        let setup = Setup::lanes4_workers3();
+        let alice = RemoteProcess::open("alice", &setup);
+        let bob = RemoteProcess::open("bob", &setup);
+        alice.knows_info(&bob.info());
+        bob.knows_info(&alice.info());
+        let (here, there) = (alice.memory(1 << 20), bob.memory(1 << 20));
+        let files = (alice.open_files(), bob.open_files());
+        for round in 0..30 {
+            let transfer = alice.endless(Op::Write, "bob", &here, &there.descriptor, 1 << 20);
+            transfer.post().expect("posted");
+            wait_until("bob is connected", || {
+                bob.call(Command::IsConnected {
+                    peer: "alice".into(),
+                })
+                .unwrap_or(false)
+            });
+            match round % 3 {
+                0 => bob.disconnect("alice"),
+                1 => alice.disconnect("bob"),
+                _ => {
+                    // Both at once.
+                    let peer = "alice".to_owned();
+                    let pending = bob.begin::<()>(Command::Disconnect { peer });
+                    alice.disconnect("bob");
+                    pending.get();
+                }
+            }
+            let error = transfer.wait().expect_err("disconnected");
+            assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
+            transfer.release();
+        }
+        wait_until("the sockets are gone", || {
+            (alice.open_files(), bob.open_files()) == files
+        });
+    });
+}
+
+#[test]
+fn nothing_waits_for_a_frozen_peer() {
+    story(|| {
+        // Whoever did would wait for an hour.
+        let setup = Setup::lanes4_workers3().with("peer_timeout", "1h");
+        let alice = Host::open("alice", &setup);
+        let bob = RemoteProcess::open("bob", &setup);
+        let (here, there) = (alice.memory(1 << 20), bob.memory(1 << 20));
+        let endless = |op| {
+            let peer = alice.knows(&bob);
+            let transfer = alice.endless(op, &peer, &here, &there.descriptor);
+            transfer.post().expect("posted");
+            wait_for_traffic(&peer);
+            bob.freeze();
+            (peer, transfer)
+        };
+        let (peer, transfer) = endless(Op::Write);
+        peer.disconnect();
+        assert_eq!(fails(&transfer).kind(), ErrorKind::Disconnected);
+        bob.thaw();
+        let (_, transfer) = endless(Op::Read);
+        alice.session.remove_peer("bob").expect("he is there");
+        assert_eq!(fails(&transfer).kind(), ErrorKind::Disconnected);
+        bob.thaw();
+        let (peer, transfer) = endless(Op::Write);
+        let waiting = alice.session.send(&peer, here.region.at(0), 10, 1);
+        let waiting = waiting.expect("posted");
+        alice.session.close();
+        assert_eq!(fails(&transfer).kind(), ErrorKind::Closed);
+        assert_eq!(fails(&waiting).kind(), ErrorKind::Closed);
+        drop((alice, peer, transfer, waiting));
+        bob.thaw();
+    });
+}
+
+#[test]
 fn info_that_is_none_is_refused() {
     story(|| {
         let setup = Setup::lanes1_workers1();

@@ -1,15 +1,15 @@
 //! What goes wrong goes wrong for one transfer or one peer: memory is let go of when the engine says so, errors say
 //! what happened, nobody waits for ever, and nobody else notices.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tcpx::{ErrorKind, Op, Peer, Segment, TransferState};
-use tcpx_testkit::host::{fails, wait_for_silence, wait_for_traffic};
-use tcpx_testkit::pattern::REMOTE_POISON;
+use tcpx_testkit::host::{done, fails, wait_for_silence, wait_for_traffic};
+use tcpx_testkit::pattern::{Dice, LOCAL_POISON, REMOTE_POISON};
 use tcpx_testkit::{
-    Content, Copy, Expected, GUARD, Host, RemoteProcess, Setup, on_every_setup, on_main_setups,
-    story, wait_until,
+    Content, Copy, Expected, GUARD, Host, LocalMemory, Memory, RemoteProcess, Setup,
+    on_every_setup, on_main_setups, story, wait_until,
 };
 
 const MIB: usize = 1 << 20;
@@ -594,6 +594,201 @@ fn a_peer_disconnects_in_the_middle(setup: &Setup) {
         here.check_untouched();
     }
     assert!(bob.notifications().is_empty());
+}
+
+#[test]
+fn nothing_lands_once_a_peer_was_removed_and_memory_deregistered() {
+    story(|| {
+        let setup = Setup::lanes4_workers3();
+        let alice = Host::open("alice", &setup);
+        let bob = RemoteProcess::open("bob", &setup);
+        for round in 0..40 {
+            let peer = alice.knows(&bob);
+            let (here, there) = (alice.memory(MIB), bob.memory(MIB));
+            let transfer = alice.endless(Op::Read, &peer, &here, &there.descriptor);
+            transfer.post().expect("posted");
+            wait_for_traffic(&peer);
+            let before = match round % 3 {
+                0 => {
+                    alice.session.remove_peer("bob").expect("he is there");
+                    "he was removed"
+                }
+                1 => {
+                    peer.disconnect();
+                    "he was disconnected"
+                }
+                _ => "nothing happened",
+            };
+            let untouched = |memory: &Memory| {
+                if let Err(mismatch) = memory.check(&Expected::untouched(7)) {
+                    panic!("{before}, the memory was deregistered, and it is wrong {mismatch}");
+                }
+            };
+            let LocalMemory { memory, region } = here;
+            if round % 2 == 0 {
+                region.deregister().expect("registered until now");
+            } else {
+                // The last handle.
+                drop(region);
+            }
+            memory.fill(Content::Byte(7));
+            fails(&transfer);
+            untouched(&memory);
+            std::thread::sleep(Duration::from_millis(2));
+            untouched(&memory);
+            bob.deregister(&there);
+        }
+    });
+}
+
+#[test]
+fn what_was_sent_before_a_disconnect_does_not_land_behind_what_was_written_after_it() {
+    story(|| {
+        let setup = Setup::lanes4_workers3().with("peer_timeout", "1h");
+        let alice = Host::open("alice", &setup);
+        let bob = RemoteProcess::open("bob", &setup);
+        let peer = alice.knows(&bob);
+        let (old, new, there) = (alice.memory(MIB), alice.memory(MIB), bob.memory(MIB));
+        old.memory.fill(Content::pattern(1));
+        new.memory.fill(Content::pattern(2));
+        let rewrite = alice.transfer(Op::Write, &peer, &new, &there, &[Copy::new(0, 0, MIB)]);
+        for round in 0..20 {
+            let transfer = alice.endless(Op::Write, &peer, &old, &there.descriptor);
+            transfer.post().expect("posted");
+            wait_for_traffic(&peer);
+            // Bob's sockets are full of chunks that he has not looked at.
+            bob.freeze();
+            std::thread::sleep(Duration::from_millis(5));
+            peer.disconnect();
+            let error = fails(&transfer);
+            assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
+            rewrite.post().expect("posted");
+            bob.thaw();
+            done(&rewrite);
+            let expected = Expected::only(Content::pattern(2));
+            bob.check(&there, &expected);
+            wait_for_silence(&peer);
+            if let Some(mismatch) = bob.begin_check(&there, &expected).get() {
+                panic!(
+                    "round {round}: a WRITE was done, then older bytes landed over it {mismatch}"
+                );
+            }
+        }
+    });
+}
+
+/// Everything at once: transfers that are waited for, aborted, dropped, whose memory goes, on a connection that is cut again
+/// and again. Every one of them ends, those that are done have moved their bytes, and nothing else is
+/// touched.
+#[test]
+fn chaos() {
+    story(|| {
+        const THREADS: usize = 4;
+        const ROUNDS: usize = 120;
+        const LEN: usize = 300_000;
+        let setup = Setup::lanes4_workers3();
+        let alice = Host::open("alice", &setup);
+        let bob = RemoteProcess::open("bob", &setup);
+        let peer = alice.meets(&bob);
+        let source = bob.memory(LEN);
+        bob.fill(&source, Content::pattern(1));
+        let slots: Vec<_> = (0..THREADS).map(|_| bob.memory(LEN)).collect();
+        let busy = AtomicUsize::new(THREADS);
+        std::thread::scope(|scope| {
+            for (thread, slot) in slots.iter().enumerate() {
+                let (alice, peer, source, busy) = (&alice, &peer, &source, &busy);
+                scope.spawn(move || {
+                    // Also when an assertion below fails: the wrecker stops.
+                    let _over = OnDrop(|| _ = busy.fetch_sub(1, Ordering::AcqRel));
+                    let mut dice = Dice::new(thread as u64);
+                    for round in 0..ROUNDS {
+                        let here = alice.memory(LEN);
+                        let len = [1, 3000, 100_000, LEN][dice.below(4)];
+                        let at = dice.below(LEN - len + 1);
+                        let copies = [Copy::new(at, at, len)];
+                        let read = dice.below(2) == 0;
+                        let transfer = if read {
+                            here.poison();
+                            alice.transfer(Op::Read, peer, &here, source, &copies)
+                        } else {
+                            here.memory.fill(Content::pattern(1));
+                            alice.transfer(Op::Write, peer, &here, slot, &copies)
+                        };
+                        transfer.post_with_notification(b"done").expect("posted");
+                        for _ in 0..dice.below(10) {
+                            transfer.poll();
+                        }
+                        let interference = dice.below(6);
+                        match interference {
+                            0 => transfer.abort(),
+                            1 => here.region.deregister().expect("registered until now"),
+                            _ => {}
+                        }
+                        if interference == 2 {
+                            drop(transfer);
+                            here.poison();
+                            std::thread::yield_now();
+                            here.check_untouched();
+                            continue;
+                        }
+                        let interfered = interference < 2 && transfer.poll() != TransferState::Done;
+                        if interfered {
+                            here.poison();
+                        }
+                        let result = transfer.wait(GUARD);
+                        assert!(transfer.poll().is_terminal());
+                        if let Err(error) = &result {
+                            let kinds = [
+                                ErrorKind::Aborted,
+                                ErrorKind::Disconnected,
+                                ErrorKind::NotAllowed,
+                            ];
+                            assert!(kinds.contains(&error.kind()), "round {round}: {error}");
+                        }
+                        if interfered {
+                            here.check_untouched();
+                        } else if read && result.is_ok() {
+                            let moved = Content::pattern(1).skip(at);
+                            let expected = Expected::untouched(LOCAL_POISON);
+                            here.check(&expected.with(at..at + len, moved));
+                        }
+                    }
+                });
+            }
+            scope.spawn(|| {
+                let mut dice = Dice::new(99);
+                while busy.load(Ordering::Acquire) > 0 {
+                    std::thread::sleep(Duration::from_millis(dice.below(15) as u64));
+                    if dice.below(2) == 0 {
+                        peer.disconnect();
+                    } else if peer.is_connected() {
+                        bob.disconnect("alice");
+                    }
+                }
+            });
+        });
+        // Nobody has written anything but the pattern, and only where it belongs.
+        bob.check(&source, &Expected::only(Content::pattern(1)));
+        for slot in &slots {
+            let bytes = bob.bytes(slot);
+            let pattern = Content::pattern(1).to_vec(LEN);
+            let wrong = bytes
+                .iter()
+                .zip(&pattern)
+                .position(|(b, p)| *b != 0 && b != p);
+            assert_eq!(wrong, None, "a byte in the wrong place");
+        }
+        alice.verify_traffic(&peer, &bob, 1);
+    });
+}
+
+/// Calls something when it goes out of scope.
+struct OnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
 }
 
 #[test]

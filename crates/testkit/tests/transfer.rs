@@ -1,9 +1,10 @@
 //! READ and WRITE: every byte where it belongs and no other byte touched, whatever the shape of the transfer.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tcpx::{ErrorKind, Op, Segment, TransferState};
-use tcpx_testkit::host::{done, fails};
+use tcpx_testkit::host::{done, fails, wait_for_traffic};
 use tcpx_testkit::pattern::{Dice, LOCAL_POISON, REMOTE_POISON};
 use tcpx_testkit::protocol::{Command, Hex, Piece};
 use tcpx_testkit::{
@@ -664,6 +665,91 @@ fn a_session_transfers_to_itself(setup: &Setup) {
     assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
     gone.check_untouched();
     assert!(alice.session.notifications().is_empty());
+}
+
+#[test]
+fn the_two_sides_are_configured_differently() {
+    story(|| {
+        let small = Setup::base().with("lanes", 1).with("workers", 1);
+        let small = small.with("chunk_bytes", "16K").with("window", 1);
+        let large = Setup::base().with("lanes", 7).with("workers", 2);
+        let large = large.with("chunk_bytes", "32M").with("window", 1024);
+        for (ours, theirs) in [(&small, &large), (&large, &small)] {
+            const LEN: usize = 40 << 20;
+            let alice = Host::open("alice", ours);
+            let bob = RemoteProcess::open("bob", theirs);
+            let peer = alice.meets(&bob);
+            // Whoever connects decides on the lanes.
+            peer.connect(GUARD).expect("bob listens");
+            assert_eq!(peer.lanes().len(), alice.session.config().lanes());
+            let (here, there) = (alice.memory(LEN), bob.memory(LEN));
+            let copies = [Copy::new(5, 1, LEN - 10)];
+            for op in [Op::Write, Op::Read] {
+                prepare(op, 1, &here, &bob, &there);
+                alice.run(op, &peer, &here, &there, &copies);
+                verify(op, 1, &copies, &here, &bob, &there);
+            }
+            // Bob is the initiator, with his chunks and alice's lanes.
+            let copies = [Copy::new(1, 5, LEN - 10)];
+            let target = here.region.descriptor();
+            prepare(Op::Read, 2, &here, &bob, &there);
+            let transfer = bob.transfer(Op::Write, "alice", &there, &target, &copies);
+            transfer.post().expect("posted");
+            transfer.wait().expect("written");
+            let copies = [Copy::new(5, 1, LEN - 10)];
+            verify(Op::Read, 2, &copies, &here, &bob, &there);
+            let receive = alice.session.recv(&peer, here.region.at(0), LEN, 1);
+            let send = bob.send("alice", &there, 0, LEN, 1);
+            done(&receive.expect("posted"));
+            send.wait().expect("sent");
+            here.check(&Expected::only(Content::pattern(2)));
+        }
+    });
+}
+
+#[test]
+fn many_threads_use_one_transfer() {
+    story(|| {
+        const ROUNDS: usize = 100;
+        let setup = Setup::lanes4_workers3();
+        let alice = Host::open("alice", &setup);
+        let bob = RemoteProcess::open("bob", &setup);
+        let peer = alice.knows(&bob);
+        let (here, there) = (alice.memory(1 << 20), bob.memory(1 << 20));
+        let transfer = alice.transfer(Op::Write, &peer, &here, &there, &[Copy::new(0, 0, 1000)]);
+        let posted = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..ROUNDS {
+                        match transfer.post_with_notification(b"posted") {
+                            Ok(()) => _ = posted.fetch_add(1, Ordering::Relaxed),
+                            Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "{error}"),
+                        }
+                        done(&transfer);
+                    }
+                });
+            }
+        });
+        // One notification for each posting, no posting for each that was told to wait.
+        let posted = posted.into_inner();
+        assert!(posted >= ROUNDS);
+        assert_eq!(bob.next_notifications(posted).len(), posted);
+
+        // All who wait for a transfer learn of its end.
+        let transfer = alice.endless(Op::Read, &peer, &here, &there.descriptor);
+        transfer.post().expect("posted");
+        std::thread::scope(|scope| {
+            let waiting: Vec<_> = (0..4).map(|_| scope.spawn(|| fails(&transfer))).collect();
+            wait_for_traffic(&peer);
+            transfer.abort();
+            for thread in waiting {
+                let error = thread.join().expect("it learns of the end");
+                assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
+            }
+        });
+        assert!(bob.notifications().is_empty());
+    });
 }
 
 #[test]

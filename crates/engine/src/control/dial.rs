@@ -256,6 +256,7 @@ impl ControlLoop {
             first.get_or_insert(*established);
         }
         let Some(established) = first else { return };
+        peer.fence(false);
         let connection = Connection::new(
             Arc::clone(&self.core),
             Arc::clone(&peer),

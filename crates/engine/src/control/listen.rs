@@ -178,6 +178,7 @@ impl ControlLoop {
             );
             return;
         };
+        peer.fence(true);
         let lanes = arrived.lanes.into_iter().flatten();
         let lanes: std::io::Result<Vec<_>> = lanes
             .map(|(stream, early)| Lane::new(stream, &early, &self.core))

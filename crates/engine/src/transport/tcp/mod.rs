@@ -734,8 +734,9 @@ impl Connection {
         self.core.forget_if_gone(&self.peer);
     }
 
-    /// Fails everything that is in flight or waiting. Only after [`Connection::kill`].
-    fn drain(&self) {
+    /// Fails everything that is in flight or waiting. Only after [`Connection::kill`]; when this returns,
+    /// no byte of the connection lands in memory any more.
+    pub(crate) fn drain(&self) {
         let Some(error) = self.end.get() else { return };
         for lane in &self.lanes {
             lane.tx.lock().close();

@@ -278,7 +278,13 @@ impl Tx {
                 Op::Read => &mut in_flight.reads,
                 Op::Write => &mut in_flight.writes,
             };
-            if queue.len() >= connection.window {
+            // Requests cost nothing to send: without a share, the first lane would take them all.
+            let share = match run.plan.op {
+                Op::Read => run.plan.len().div_ceil(connection.lanes.len()),
+                Op::Write => connection.window,
+            };
+            let mine = queue.iter().filter(|f| Arc::ptr_eq(&f.run, &run)).count();
+            if queue.len() >= connection.window || mine >= share {
                 idle_runs += 1;
                 work.runs.push_back(run);
                 continue;

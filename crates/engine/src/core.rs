@@ -24,6 +24,7 @@ use crate::progress::Worker;
 use crate::region::{LocalSlice, Memory, Region, Regions, Segment};
 use crate::routes::LocalAddress;
 use crate::transport::local::Local;
+use crate::transport::tcp::Connection;
 
 /// The inside of a session, shared with its threads, peers and transfers.
 pub(crate) struct Core {
@@ -33,6 +34,7 @@ pub(crate) struct Core {
     pub(crate) inbox: Inbox,
     pub(crate) control: Control,
     pub(crate) local: Local,
+    pub(crate) connections: Mutex<Vec<Arc<Connection>>>,
     /// Where lanes may leave from.
     pub(crate) local_addresses: Vec<LocalAddress>,
     pub(crate) addresses: Vec<SocketAddr>,
@@ -83,6 +85,7 @@ impl Core {
             regions: Regions::new(random()?),
             inbox: Inbox::default(),
             local: Local::default(),
+            connections: Mutex::default(),
             local_addresses,
             addresses,
             info: info.encode(),
@@ -179,11 +182,15 @@ impl Core {
     /// Makes sure that revoked memory is no longer touched.
     pub(crate) fn revoke(&self) {
         self.local.quiesce();
-        for peer in self.all_peers() {
-            for connection in peer.connections() {
-                connection.revoke();
-            }
+        for connection in self.connections() {
+            connection.revoke();
         }
+    }
+
+    /// Every connection that may touch memory: also those that have ended, or whose peer was removed, and that
+    /// are not taken apart yet.
+    pub(crate) fn connections(&self) -> Vec<Arc<Connection>> {
+        self.connections.lock().clone()
     }
 
     pub(crate) fn find_peer(&self, name: &str) -> Option<Arc<PeerShared>> {

@@ -249,8 +249,8 @@ impl Transfer {
         // Too late once the notification is on its way: the transfer then ends as done, but it lets
         // go of local memory all the same.
         let last = run.completion.begin_abort() && run.close();
-        // Also connections that are not the newest one any more may be at work on it.
-        for connection in self.peer.shared.connections() {
+        // Also connections that have ended, and are not taken apart yet, may be at work on it.
+        for connection in self.peer.core.connections() {
             connection.let_go(run);
         }
         if let Some(link) = self.peer.shared.link() {

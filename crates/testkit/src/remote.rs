@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tcpx::{Op, RemoteRegion, TransferState};
+use tcpx::{ErrorKind, Op, RemoteRegion, TransferState};
 
 use crate::host::Host;
 use crate::pattern::{Content, Expected, Mismatch, REMOTE_POISON};
@@ -211,10 +211,17 @@ impl RemoteProcess {
         self.expect(Command::Disconnect { peer })
     }
 
-    /// Whether it is connected.
+    /// Whether it is connected. To somebody who is unknown it is not.
+    ///
+    /// # Panics
+    /// When the engine has another objection.
     pub fn is_connected(&self, peer: &str) -> bool {
         let peer = peer.to_owned();
-        self.expect(Command::IsConnected { peer })
+        match self.call(Command::IsConnected { peer }) {
+            Ok(connected) => connected,
+            Err(error) if error.kind() == ErrorKind::NotFound => false,
+            Err(error) => panic!("{self:?}: {error}"),
+        }
     }
 
     /// Its lanes to a peer.

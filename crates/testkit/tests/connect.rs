@@ -1,8 +1,10 @@
 //! How sessions find each other: lazily, explicitly, both at once, many at a time, and in vain.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use tcpx::{ErrorKind, Op};
+use tcpx_proto::info::ConnectionInfo;
 use tcpx_testkit::host::{done, fails, wait_for_traffic};
 use tcpx_testkit::pattern::REMOTE_POISON;
 use tcpx_testkit::protocol::Command;
@@ -361,6 +363,55 @@ fn nobody_listens_at_a_dead_address() {
     });
 }
 
+/// Somebody's info with other addresses.
+fn with_addresses(info: &[u8], addresses: Vec<SocketAddr>) -> Vec<u8> {
+    let info = ConnectionInfo::decode(info).expect("info");
+    let (name, id, secret) = (info.name().clone(), info.id(), info.secret().clone());
+    let info = ConnectionInfo::new(name, id, secret, addresses);
+    info.expect("usable addresses").encode()
+}
+
+#[test]
+fn one_good_address_is_enough() {
+    story(|| {
+        let setup = Setup::lanes4_workers3();
+        let bob = RemoteProcess::open("bob", &setup);
+        // Nobody listens at the first two.
+        let dead = ["127.0.0.77:9", "127.0.0.78:9"].map(|a| a.parse().expect("an address"));
+        for good in bob.addresses() {
+            let alice = Host::open("alice", &setup);
+            let info = with_addresses(&bob.info(), vec![dead[0], dead[1], good]);
+            let peer = alice.session.add_peer(&info).expect("valid info");
+            peer.connect(GUARD).expect("the third one is good");
+            assert!(peer.lanes().iter().all(|l| l.remote == good));
+            alice.verify_traffic(&peer, &bob, 1);
+        }
+    });
+}
+
+#[test]
+fn ipv6_is_as_good_as_ipv4() {
+    story(|| {
+        let setup = Setup::lanes4_workers3();
+        let alice = Host::open("alice", &setup);
+        let bob = RemoteProcess::open("bob", &setup);
+        let mut addresses = bob.addresses();
+        addresses.retain(SocketAddr::is_ipv6);
+        if addresses.is_empty() {
+            eprintln!("SKIPPED: loopback has no IPv6 address here");
+            return;
+        }
+        let info = with_addresses(&bob.info(), addresses);
+        let peer = alice.session.add_peer(&info).expect("valid info");
+        alice.verify_traffic(&peer, &bob, 1);
+        assert!(
+            peer.lanes()
+                .iter()
+                .all(|l| l.remote.is_ipv6() && l.local.is_ipv6())
+        );
+    });
+}
+
 #[test]
 fn stale_info_is_told_apart_from_a_dead_address() {
     story(|| {
@@ -445,12 +496,7 @@ fn connections_leave_nothing_behind() {
         for round in 0..30 {
             let transfer = alice.endless(Op::Write, "bob", &here, &there.descriptor, 1 << 20);
             transfer.post().expect("posted");
-            wait_until("bob is connected", || {
-                bob.call(Command::IsConnected {
-                    peer: "alice".into(),
-                })
-                .unwrap_or(false)
-            });
+            wait_until("bob is connected", || bob.is_connected("alice"));
             match round % 3 {
                 0 => bob.disconnect("alice"),
                 1 => alice.disconnect("bob"),

@@ -597,6 +597,63 @@ fn a_peer_disconnects_in_the_middle(setup: &Setup) {
 }
 
 #[test]
+fn a_session_lets_go_of_its_own_memory_too() {
+    story(|| {
+        let setup = Setup::lanes4_workers3();
+        let alice = Host::open("alice", &setup);
+        let me = alice.session.peer("alice").expect("itself");
+        for round in 0..30 {
+            let (a, b) = (alice.memory(MIB), alice.memory(MIB));
+            let op = if round % 2 == 0 { Op::Read } else { Op::Write };
+            // What is written to.
+            let (target, source) = if op == Op::Read { (&a, &b) } else { (&b, &a) };
+            source.memory.fill(Content::pattern(1));
+            let transfer = alice.endless(op, &me, &a, &b.region.descriptor());
+            transfer.post_with_notification(b"never").expect("posted");
+            wait_until("bytes move", || target.memory.bytes(0, 8) != [0; 8]);
+            let kind = match round % 5 {
+                0 => {
+                    transfer.abort();
+                    ErrorKind::Aborted
+                }
+                1 => {
+                    a.region.deregister().expect("registered until now");
+                    ErrorKind::NotAllowed
+                }
+                2 => {
+                    b.region.deregister().expect("registered until now");
+                    ErrorKind::Refused
+                }
+                3 => {
+                    drop(transfer);
+                    target.poison();
+                    std::thread::sleep(Duration::from_millis(1));
+                    target.check_untouched();
+                    continue;
+                }
+                _ => {
+                    let session = Host::open("other", &setup);
+                    let me = session.session.peer("other").expect("itself");
+                    let here = session.memory(MIB);
+                    let there = here.region.descriptor();
+                    let other = session.endless(Op::Write, &me, &here, &there);
+                    other.post().expect("posted");
+                    session.session.close();
+                    assert_eq!(fails(&other).kind(), ErrorKind::Closed);
+                    transfer.abort();
+                    ErrorKind::Aborted
+                }
+            };
+            target.poison();
+            let error = fails(&transfer);
+            assert_eq!(error.kind(), kind, "{op:?}: {error}");
+            target.check_untouched();
+        }
+        assert!(alice.session.notifications().is_empty());
+    });
+}
+
+#[test]
 fn nothing_lands_once_a_peer_was_removed_and_memory_deregistered() {
     story(|| {
         let setup = Setup::lanes4_workers3();

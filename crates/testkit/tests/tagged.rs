@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use tcpx::{ErrorKind, Op, TransferState};
-use tcpx_testkit::host::{done, fails, wait_for_silence};
+use tcpx_testkit::host::{done, fails, wait_for_silence, wait_for_traffic};
 use tcpx_testkit::pattern::{Dice, LOCAL_POISON, REMOTE_POISON};
 use tcpx_testkit::{
-    Content, Copy, Expected, Host, RemoteProcess, Setup, on_every_setup, on_main_setups, wait_until,
+    Content, Copy, Expected, GUARD, Host, RemoteProcess, Setup, on_every_setup, on_main_setups,
+    wait_until,
 };
 
 const MIB: usize = 1 << 20;
@@ -24,6 +25,7 @@ mod trouble {
 
     on_main_setups!(
         the_peer_dies_while_somebody_waits,
+        the_peer_dies_in_the_middle_of_a_message,
         the_peer_hangs_while_somebody_waits,
         a_receive_is_given_up,
         a_send_is_given_up,
@@ -142,7 +144,13 @@ fn the_order_within_a_tag_is_kept(setup: &Setup) {
     here.memory.fill(Content::pattern(5));
     bob.poison(&there);
     // Short and long ones take different ways.
-    let len = |i: usize| if i % 3 == 0 { 20_000 + i } else { 10 + i };
+    let len = |i: usize| {
+        if i.is_multiple_of(3) {
+            20_000 + i
+        } else {
+            10 + i
+        }
+    };
     let receive = |i: usize| bob.recv("alice", &there, i * SLOT, SLOT, 77);
     let send = |i: usize| {
         let source = here.region.at(i * SLOT);
@@ -252,6 +260,35 @@ fn the_peer_dies_while_somebody_waits(setup: &Setup) {
     match alice.session.send(&peer, here.region.at(0), 10, 2) {
         Ok(send) => assert_eq!(fails(&send).kind(), ErrorKind::Disconnected),
         Err(error) => assert_eq!(error.kind(), ErrorKind::Disconnected),
+    }
+}
+
+fn the_peer_dies_in_the_middle_of_a_message(setup: &Setup) {
+    const LEN: usize = 256 * MIB;
+    let alice = Host::open("alice", setup);
+    let here = alice.memory(LEN);
+    for sending in [false, true] {
+        let bob = RemoteProcess::open("bob", setup);
+        let peer = alice.meets(&bob);
+        let there = bob.memory(LEN);
+        alice.verify_traffic(&peer, &bob, 1);
+        let transfer = if sending {
+            bob.recv("alice", &there, 0, LEN, 1);
+            alice.session.send(&peer, here.region.at(0), LEN, 1)
+        } else {
+            let receive = alice.session.recv(&peer, here.region.at(0), LEN, 1);
+            bob.send("alice", &there, 0, LEN, 1);
+            receive
+        };
+        let transfer = transfer.expect("posted");
+        wait_for_traffic(&peer);
+        bob.kill();
+        // It may have been over already on a machine that was busy elsewhere.
+        match transfer.wait(GUARD) {
+            Ok(()) => eprintln!("a message of {LEN} bytes came in time"),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}"),
+        }
+        assert!(transfer.poll().is_terminal());
     }
 }
 

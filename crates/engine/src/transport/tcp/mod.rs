@@ -428,6 +428,18 @@ impl Connection {
 
     /// Lets the workers drive the lanes.
     pub(crate) fn start(self: &Arc<Self>) -> std::io::Result<()> {
+        self.core.connections.lock().push(Arc::clone(self));
+        let result = self.start_lanes();
+        if let Err(error) = &result {
+            self.kill(Error::io(
+                "cannot drive a lane",
+                std::io::Error::new(error.kind(), error.to_string()),
+            ));
+        }
+        result
+    }
+
+    fn start_lanes(self: &Arc<Self>) -> std::io::Result<()> {
         for (index, lane) in self.lanes.iter().enumerate() {
             let token = lane.worker.add(self, index)?;
             lane.token.set(token).expect("a connection is started once");
@@ -727,6 +739,11 @@ impl Connection {
             }
         }
         self.drain();
+        // From here on nothing of it touches memory.
+        self.core
+            .connections
+            .lock()
+            .retain(|c| !Arc::ptr_eq(c, self));
         self.pings.answered.notify_all();
         let error = self.end.get().cloned().unwrap_or(Error::Closed);
         tracing::debug!(peer = self.peer.name(), %error, "connection ended");

@@ -1,0 +1,109 @@
+"""An endpoint in a process of its own, driven through a pipe.
+
+Processes are forked from a server that has imported NIXL and has created no agent yet: starting one takes
+milliseconds. None outlives the tests: it ends when the pipe closes, and is killed when the server goes.
+"""
+
+import ctypes
+import functools
+import multiprocessing
+import os
+import signal
+import traceback
+
+from endpoint import TIMEOUT, Endpoint
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["numpy", "nixl", "pytest"])
+
+PR_SET_PDEATHSIG = 1
+
+
+class RemoteError(Exception):
+    """Something was raised in the other process; `name` is its class."""
+
+    def __init__(self, name, text):
+        super().__init__(text)
+        self.name = name
+
+
+def serve(connection, environment):
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.environ.clear()
+    os.environ.update(environment)
+    endpoint = None
+    while True:
+        try:
+            function, args, kwargs = connection.recv()
+        except EOFError:
+            break
+        try:
+            if function is Endpoint:
+                endpoint = Endpoint(*args, **kwargs)
+                answer = (True, None)
+            else:
+                answer = (True, function(endpoint, *args, **kwargs))
+        except BaseException as error:
+            answer = (False, (type(error).__name__, traceback.format_exc()))
+        connection.send(answer)
+    # An agent must be able to end at any time, whatever it still has.
+    if endpoint is not None:
+        endpoint.close()
+
+
+class Peer:
+    """Calls an `Endpoint`'s methods by their names; `run` calls any function of a module with the endpoint."""
+
+    def __init__(self, *args, **kwargs):
+        self._connection, theirs = CONTEXT.Pipe()
+        self.process = CONTEXT.Process(
+            target=serve, args=(theirs, dict(os.environ)), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        self.name = args[0]
+        self.start(Endpoint, *args, **kwargs)
+        self.result()
+
+    def __getattr__(self, name):
+        return functools.partial(self.run, getattr(Endpoint, name))
+
+    def run(self, function, *args, **kwargs):
+        self.start(function, *args, **kwargs)
+        return self.result()
+
+    def start(self, function, *args, **kwargs):
+        """Lets it work; `result` waits for the end."""
+        self._connection.send((function, args, kwargs))
+
+    def result(self, timeout=TIMEOUT + 5):
+        if not self._connection.poll(timeout):
+            self.kill()
+            raise TimeoutError(f"{self.name} has not answered within {timeout} s")
+        good, answer = self._connection.recv()
+        if not good:
+            raise RemoteError(*answer)
+        return answer
+
+    def freeze(self):
+        """Stops the process as a debugger would; whoever waits for it, waits."""
+        os.kill(self.process.pid, signal.SIGSTOP)
+        stat = f"/proc/{self.process.pid}/stat"
+        while open(stat).read().rpartition(")")[2].split()[0] != "T":
+            pass
+
+    def thaw(self):
+        os.kill(self.process.pid, signal.SIGCONT)
+
+    def kill(self):
+        """SIGKILL: nothing is cleaned up, the kernel closes the sockets."""
+        self.process.kill()
+        self.process.join(TIMEOUT)
+
+    def stop(self):
+        """Lets it end as programs do; 0 if that went well."""
+        self._connection.close()
+        self.process.join(TIMEOUT)
+        if self.process.exitcode is None:
+            self.kill()
+        return self.process.exitcode

@@ -253,9 +253,7 @@ impl Transfer {
         for connection in self.peer.core.connections() {
             connection.let_go(run);
         }
-        if let Some(link) = self.peer.shared.link() {
-            link.let_go(run);
-        }
+        self.peer.core.local.quiesce();
         if last {
             conclude_failed(run);
         }

@@ -55,14 +55,6 @@ impl Link {
         }
     }
 
-    /// Returns once local memory is no longer used on behalf of `run`, which is being aborted.
-    pub(crate) fn let_go(&self, run: &Arc<Run>) {
-        match self {
-            Self::Tcp(connection) => connection.let_go(run),
-            Self::Local(core) => core.local.quiesce(),
-        }
-    }
-
     /// Sends a notification.
     pub(crate) fn notify(&self, transfer: u64, message: &[u8]) {
         match self {

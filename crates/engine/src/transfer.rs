@@ -1,7 +1,7 @@
 //! Transfers: prepared once, posted any number of times.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -20,7 +20,13 @@ use crate::transport::tcp::conclude_failed;
 pub struct Transfer {
     peer: Peer,
     kind: Kind,
+    /// Polls that found the transfer still in flight.
+    fruitless: AtomicU32,
 }
+
+/// Polls in a row after which a caller gives way once. On a busy machine each yield may cost milliseconds, so
+/// a round trip (some ten polls) must be over long before.
+const PATIENT_POLLS: u32 = 256;
 
 enum Kind {
     OneSided {
@@ -34,26 +40,28 @@ enum Kind {
 
 impl Transfer {
     pub(crate) fn one_sided(peer: Peer, plan: Arc<Plan>) -> Self {
-        Self {
+        Self::new(
             peer,
-            kind: Kind::OneSided {
+            Kind::OneSided {
                 plan,
                 run: Mutex::new(None),
             },
-        }
+        )
     }
 
     pub(crate) fn sending(peer: Peer, send: Arc<Send>) -> Self {
-        Self {
-            peer,
-            kind: Kind::Send(send),
-        }
+        Self::new(peer, Kind::Send(send))
     }
 
     pub(crate) fn receiving(peer: Peer, receive: Arc<Receive>) -> Self {
+        Self::new(peer, Kind::Receive(receive))
+    }
+
+    fn new(peer: Peer, kind: Kind) -> Self {
         Self {
             peer,
-            kind: Kind::Receive(receive),
+            kind,
+            fruitless: AtomicU32::new(0),
         }
     }
 
@@ -89,8 +97,9 @@ impl Transfer {
         }
         self.drive(&active);
         let state = active.completion().state();
-        if !state.is_terminal() {
+        if !state.is_terminal() && self.fruitless.fetch_add(1, Ordering::Relaxed) >= PATIENT_POLLS {
             // Where threads outnumber cores, the one that has to move next may be waiting for ours.
+            self.fruitless.store(0, Ordering::Relaxed);
             std::thread::yield_now();
         }
         state

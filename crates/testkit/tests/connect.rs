@@ -484,6 +484,37 @@ fn a_removed_peer_is_gone_until_it_is_added_again() {
 }
 
 #[test]
+fn whoever_hears_from_a_peer_can_answer_it() {
+    story(|| {
+        let setup = Setup::lanes4_workers3();
+        let alice = Host::open("alice", &setup);
+        let bob = RemoteProcess::open("bob", &setup);
+        // Bob has never seen alice's info: her connection is his only way to her.
+        let peer = alice.knows(&bob);
+        for round in 0..300_u32 {
+            let heard = bob.begin::<serde_json::Value>(Command::WaitNotification {
+                timeout: REMOTE_GUARD,
+            });
+            let answered = bob.begin::<()>(Command::Notify {
+                peer: "alice".into(),
+                message: b"here I am".to_vec(),
+            });
+            alice
+                .session
+                .notify(&peer, b"where are you?")
+                .expect("sent");
+            heard.get();
+            if let Err(error) = answered.result() {
+                panic!("round {round}: bob was spoken to and cannot answer: {error}");
+            }
+            assert_eq!(alice.notification().message, b"here I am");
+            peer.disconnect();
+            wait_until("bob has noticed", || !bob.is_connected("alice"));
+        }
+    });
+}
+
+#[test]
 fn connections_leave_nothing_behind() {
     story(|| {
         let setup = Setup::lanes4_workers3();

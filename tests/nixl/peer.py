@@ -19,6 +19,11 @@ CONTEXT.set_forkserver_preload(["numpy", "nixl", "pytest"])
 PR_SET_PDEATHSIG = 1
 
 
+def die_with_parent():
+    """This process is killed when the one that started it goes."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 class RemoteError(Exception):
     """Something was raised in the other process; `name` is its class."""
 
@@ -28,7 +33,7 @@ class RemoteError(Exception):
 
 
 def serve(connection, environment):
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     os.environ.clear()
     os.environ.update(environment)
     endpoint = None

@@ -19,6 +19,11 @@ use crate::transport::tcp::{Connection, Drive, Lane};
 /// How often a worker looks whether a lane that a caller drove is still being driven.
 const WATCH: Duration = Duration::from_millis(1);
 
+/// Fruitless looks in a row after which whoever looks gives way once: more than a round trip's worth, since a yield on
+/// a busy machine may cost milliseconds, but not many more, since the one that has to move next may be waiting for
+/// this very core.
+pub(crate) const PATIENT_LOOKS: u32 = 32;
+
 /// One worker thread's share of the lanes.
 pub(crate) struct Worker {
     poller: Poller,
@@ -111,6 +116,7 @@ impl Worker {
         let mut events = Vec::new();
         let mut last_progress = Instant::now();
         let mut last_watch = last_progress;
+        let mut looks = 0;
         while !self.stop.load(Ordering::SeqCst) {
             self.take_calls(&mut driven, &mut watched);
             // Also while other lanes keep the worker busy.
@@ -138,6 +144,7 @@ impl Worker {
             }
             if drive.progress || drive.more {
                 last_progress = Instant::now();
+                looks = 0;
             }
             if drive.more {
                 continue;
@@ -146,8 +153,10 @@ impl Worker {
             // the socket's lock from those who empty it. What arrives is worth looking for.
             let full = driven.iter().all(|active| active.lane().is_blocked());
             if !full && last_progress.elapsed() < spin {
-                // Without giving way: a yield on a busy machine costs milliseconds, the spin is short.
-                std::hint::spin_loop();
+                looks += 1;
+                if looks % PATIENT_LOOKS == 0 {
+                    std::thread::yield_now();
+                }
                 if driven.len() < self.lanes.lock().len() {
                     // Other lanes must not wait for the end of the spin.
                     self.collect(&mut events, &mut driven, &mut watched, Some(Duration::ZERO));

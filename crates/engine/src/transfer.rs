@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::estimate::Estimate;
 use crate::peer::{Peer, Waiting};
 use crate::plan::Plan;
+use crate::progress::PATIENT_LOOKS;
 use crate::run::{After, Run};
 use crate::session::check_message;
 use crate::tagged::{Receive, Send};
@@ -23,10 +24,6 @@ pub struct Transfer {
     /// Polls that found the transfer still in flight.
     fruitless: AtomicU32,
 }
-
-/// Polls in a row after which a caller gives way once. On a busy machine each yield may cost milliseconds, so
-/// a round trip (some ten polls) must be over long before.
-const PATIENT_POLLS: u32 = 256;
 
 enum Kind {
     OneSided {
@@ -97,8 +94,7 @@ impl Transfer {
         }
         self.drive(&active);
         let state = active.completion().state();
-        if !state.is_terminal() && self.fruitless.fetch_add(1, Ordering::Relaxed) >= PATIENT_POLLS {
-            // Where threads outnumber cores, the one that has to move next may be waiting for ours.
+        if !state.is_terminal() && self.fruitless.fetch_add(1, Ordering::Relaxed) >= PATIENT_LOOKS {
             self.fruitless.store(0, Ordering::Relaxed);
             std::thread::yield_now();
         }

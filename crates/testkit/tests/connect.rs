@@ -527,7 +527,9 @@ fn connections_leave_nothing_behind() {
         for round in 0..30 {
             let transfer = alice.endless(Op::Write, "bob", &here, &there.descriptor, 1 << 20);
             transfer.post().expect("posted");
-            wait_until("bob is connected", || bob.is_connected("alice"));
+            wait_until("both are connected", || {
+                alice.is_connected("bob") && bob.is_connected("alice")
+            });
             match round % 3 {
                 0 => bob.disconnect("alice"),
                 1 => alice.disconnect("bob"),
@@ -542,6 +544,9 @@ fn connections_leave_nothing_behind() {
             let error = transfer.wait().expect_err("disconnected");
             assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
             transfer.release();
+            wait_until("both have noticed", || {
+                !alice.is_connected("bob") && !bob.is_connected("alice")
+            });
         }
         wait_until("the sockets are gone", || {
             (alice.open_files(), bob.open_files()) == files

@@ -1,0 +1,306 @@
+"""How agents come to know each other, and how they stop: by hand, by NIXL's listener, by etcd."""
+
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+
+import nixl._bindings as bindings
+from conftest import Pair
+from endpoint import DONE, ERRORS, NOT_FOUND, BACKEND, Endpoint, moved, rows, until
+from peer import die_with_parent
+
+MIB = 1 << 20
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+# By hand
+
+
+def test_loaded_twice(pair, op):
+    pair = pair()
+    pair.transfer(op, [(0, 0, MIB)], b"once")
+    assert pair.local.load(pair.remote.metadata()) == "target"
+    pair.transfer(op, [(0, 0, MIB)], b"twice")
+
+
+def damaged(endpoint, metadata):
+    """Loads metadata with each byte changed that is ours; the whole one still works then."""
+    info = metadata.index(b"TCXI")
+    length = int.from_bytes(metadata[info - 8 : info], "little")
+    region = len(metadata) - 35
+    refused = 0
+    for place in [*range(info, info + length), *range(region, region + 34)]:
+        other = bytearray(metadata)
+        other[place] ^= 1 << place % 8
+        try:
+            endpoint.forget(endpoint.load(bytes(other)))
+        except ERRORS:
+            refused += 1
+    return refused, endpoint.load(metadata)
+
+
+def test_damaged(pair, peer):
+    """What cannot be read is refused. In a process of its own, because a crash would be the failure."""
+    pair = pair()
+    refused, name = peer("victim", 0).run(damaged, pair.remote.metadata())
+    assert refused > 10 and name == "target"
+
+
+def part(endpoint, ranges, with_connection):
+    descriptors = bindings.nixlRegDList(bindings.DRAM_SEG)
+    if ranges:
+        offsets, lengths = zip(*ranges)
+        table = rows([endpoint.base + offset for offset in offsets], lengths)
+        descriptors = endpoint.agent.get_reg_descs(table, mem_type="DRAM")
+    return endpoint.agent.get_partial_agent_metadata(descriptors, with_connection, [BACKEND])
+
+
+def register_halves(endpoint):
+    endpoint.deregister()
+    half = endpoint.size // 2
+    endpoint.registrations = [endpoint.register(offset, half) for offset in (0, half)]
+
+
+@pytest.mark.parametrize("connection", ["first", "with-memory", "last"])
+def test_in_parts(endpoint, peer, op, connection):
+    """Connection info and memory may come apart, in any order; only the memory that came can be reached."""
+    local, remote = endpoint("initiator", MIB), peer("target", MIB)
+    remote.run(register_halves)
+    half = MIB // 2
+    place = ("target", remote.address())
+    if connection == "first":
+        assert local.load(remote.run(part, [], True)) == "target"
+        local.notify("target", b"no memory yet")
+        assert remote.notifications(1) == [("initiator", b"no memory yet")]
+    local.load(remote.run(part, [(0, half)], connection == "with-memory"))
+    if connection == "last":
+        assert local.load(remote.run(part, [], True)) == "target"
+    handle = local.request(op, place, [(0, 0, half)], b"first half")
+    mine, theirs = moved(op, local.contents(), remote.contents(), [(0, 0, half)])
+    assert local.outcome(handle) == DONE
+    assert np.array_equal(local.contents(), mine) and np.array_equal(remote.contents(), theirs)
+    assert remote.notifications(1) == [("initiator", b"first half")]
+    local.release(handle)
+    with pytest.raises(Exception, match="NIXL_ERR_NOT_FOUND"):
+        local.request(op, place, [(half, half, half)])
+    local.load(remote.run(part, [(half, half)], False))
+    handle = local.request(op, place, [(half, half, half)])
+    assert local.outcome(handle) == DONE
+    local.release(handle)
+
+
+def test_memory_of_a_peer_that_connects_to_us(endpoint, peer, op):
+    """Its memory came without its connection info; once it has connected to us, that is enough."""
+    local, remote = endpoint("initiator", MIB), peer("target", MIB)
+    local.load(remote.run(part, [(0, MIB)], False))
+    remote.load(local.metadata())
+    remote.notify("initiator", b"here I am")
+    assert local.notifications(1) == [("target", b"here I am")]
+    handle = local.request(op, ("target", remote.address()), [(0, 0, MIB)], b"found you")
+    assert local.outcome(handle) == DONE
+    assert remote.notifications(1) == [("initiator", b"found you")]
+    local.release(handle)
+
+
+def test_removed_in_flight(pair, op):
+    """Removing a peer ends what runs, at once; loaded again, it works again."""
+    pair = pair(size=16 * MIB)
+    pair.transfer(op, [(0, 0, 4096)], b"connected")
+    handles = [pair.request(op, [(0, 0, 16 * MIB)], b"removed") for _ in range(3)]
+    pair.remote.freeze()
+    for handle in handles:
+        assert pair.local.post(handle) == "PROC"
+    start = time.monotonic()
+    pair.local.forget("target")
+    assert time.monotonic() - start < 1
+    assert {pair.local.wait(handle) for handle in handles} == {NOT_FOUND}
+    for handle in handles:
+        pair.local.release(handle)
+    pair.remote.thaw()
+    pair = Pair(pair.local, pair.remote)
+    pair.transfer(op, [(0, 0, 16 * MIB)], b"again")
+    assert pair.remote.no_notifications() == {}
+
+
+# NIXL's listener
+
+
+def listening(make, name, size=MIB):
+    port = free_port()
+    return make(name, size, enable_listen_thread=True, listen_port=port), port
+
+
+def knows(endpoint, name):
+    return endpoint.agent.check_remote_metadata(name)
+
+
+def send_to(endpoint, port):
+    endpoint.agent.send_local_metadata("127.0.0.1", port)
+
+
+def fetch_from(endpoint, name, port):
+    endpoint.agent.fetch_remote_metadata(name, "127.0.0.1", port)
+
+
+def invalidate_at(endpoint, port):
+    endpoint.agent.invalidate_local_metadata("127.0.0.1", port)
+
+
+def wait_known(endpoint, name, known=True):
+    until(lambda: knows(endpoint, name) == known, f"{name} known: {known}")
+
+
+def test_listener(endpoint, peer):
+    """Fetched by one side, sent to the other; then withdrawn in the middle of transfers."""
+    local, mine = listening(endpoint, "initiator", 16 * MIB)
+    remote, theirs = listening(peer, "target", 16 * MIB)
+    fetch_from(local, "target", theirs)
+    send_to(local, theirs)
+    wait_known(local, "target")
+    remote.run(wait_known, "initiator")
+    place = ("target", remote.address())
+    for op in ("WRITE", "READ"):
+        expected = moved(op, local.contents(), remote.contents(), [(0, 0, MIB)])
+        handle = local.request(op, place, [(0, 0, MIB)], b"listened")
+        assert local.outcome(handle) == DONE
+        assert np.array_equal(local.contents(), expected[0])
+        assert np.array_equal(remote.contents(), expected[1])
+        assert remote.notifications(1) == [("initiator", b"listened")]
+        local.release(handle)
+    remote.notify("initiator", b"and back")
+    assert local.notifications(1) == [("target", b"and back")]
+
+    handles = [local.request(op, place, [(0, 0, 16 * MIB)]) for op in ("WRITE", "READ")]
+    remote.start(invalidate_at, mine)
+    ends = set()
+    while NOT_FOUND not in ends:
+        ends.add(local.outcome(handles[0]))
+        ends.add(local.outcome(handles[1]))
+    remote.result()
+    assert ends <= {DONE, NOT_FOUND}
+    for handle in handles:
+        local.release(handle)
+    wait_known(local, "target", False)
+    fetch_from(local, "target", theirs)
+    wait_known(local, "target")
+    handle = local.request("WRITE", place, [(0, 0, 16 * MIB)])
+    assert local.outcome(handle) == DONE
+    local.release(handle)
+
+
+# etcd
+
+
+def library():
+    package = pathlib.Path(bindings.__file__).parent
+    return package.parent / f".{package.name}.mesonpy.libs" / "libnixl.so"
+
+
+@pytest.fixture
+def etcd(tmp_path, monkeypatch):
+    """A server of its own on loopback; agents that are made now use it."""
+    if b"libetcd-cpp-api" not in library().read_bytes():
+        pytest.skip("this NIXL was built without etcd")
+    program = os.environ.get("ETCD") or shutil.which("etcd")
+    if not program:
+        pytest.skip("no etcd: install Debian's etcd-server, or name the program with ETCD")
+    client, members = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    with open(tmp_path / "log", "wb") as log:
+        server = subprocess.Popen(
+            [program, "--data-dir", tmp_path / "data", "--log-level", "warn", "--unsafe-no-fsync"]
+            + ["--listen-client-urls", client, "--advertise-client-urls", client]
+            + ["--listen-peer-urls", members, "--initial-advertise-peer-urls", members]
+            + ["--initial-cluster", f"default={members}"],
+            stdout=log,
+            stderr=log,
+            preexec_fn=die_with_parent,
+        )
+    try:
+        until(lambda: healthy(client, server), "etcd")
+        monkeypatch.setenv("NIXL_ETCD_ENDPOINTS", client)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        yield
+    finally:
+        server.kill()
+        server.wait()
+
+
+def healthy(url, server):
+    assert server.poll() is None, "etcd has ended"
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return b"true" in answer.read()
+    except OSError:
+        time.sleep(0.05)
+        return False
+
+
+def publish(endpoint):
+    endpoint.agent.send_local_metadata()
+
+
+def withdraw(endpoint):
+    endpoint.agent.invalidate_local_metadata()
+
+
+def publish_part(endpoint, ranges, label):
+    offsets, lengths = zip(*ranges)
+    table = rows([endpoint.base + offset for offset in offsets], lengths)
+    descriptors = endpoint.agent.get_reg_descs(table, mem_type="DRAM")
+    endpoint.agent.send_partial_agent_metadata(descriptors, True, [BACKEND], label=label)
+
+
+def test_etcd(etcd, endpoint, peer, op):
+    """Published by both, fetched by both; withdrawn, it is gone at the other side as well."""
+    local, remote = endpoint("initiator"), peer("target")
+    place = ("target", remote.address())
+    publish(local)
+    remote.run(publish)
+    local.agent.fetch_remote_metadata("target")
+    wait_known(local, "target")
+    handle = local.request(op, place, [(0, 0, MIB)], b"by etcd")
+    expected = moved(op, local.contents(), remote.contents(), [(0, 0, MIB)])
+    assert local.outcome(handle) == DONE
+    assert np.array_equal(local.contents(), expected[0])
+    assert np.array_equal(remote.contents(), expected[1])
+    assert remote.notifications(1) == [("initiator", b"by etcd")]
+    remote.run(withdraw)
+    wait_known(local, "target", False)
+    assert local.outcome(handle) == NOT_FOUND
+    local.release(handle)
+    remote.run(publish)
+    local.agent.fetch_remote_metadata("target")
+    wait_known(local, "target")
+    handle = local.request(op, place, [(0, 0, MIB)], b"by etcd again")
+    assert local.outcome(handle) == DONE
+    assert remote.notifications(1) == [("initiator", b"by etcd again")]
+    local.release(handle)
+
+
+def test_etcd_in_parts(etcd, endpoint, peer, op):
+    """Part of the memory under a label of its own."""
+    local, remote = endpoint("initiator"), peer("target")
+    remote.run(register_halves)
+    half = MIB // 2
+    remote.run(publish_part, [(half, half)], "upper")
+    local.agent.fetch_remote_metadata("target", label="upper")
+    wait_known(local, "target")
+    place = ("target", remote.address())
+    handle = local.request(op, place, [(0, half, half)], b"upper half")
+    assert local.outcome(handle) == DONE
+    assert remote.notifications(1) == [("initiator", b"upper half")]
+    local.release(handle)
+    with pytest.raises(Exception, match="NIXL_ERR_NOT_FOUND"):
+        local.request(op, place, [(0, 0, half)])

@@ -23,6 +23,8 @@ from peer import Peer
 
 NIXL = tuple(int(part) for part in importlib.metadata.version("nixl-cu12").split(".")[:3])
 
+CLI = os.environ.get("TCPX", str(ROOT / "dist" / "bin" / "tcpx"))
+
 # A test that is still running then has hung, in a call that no timeout of Python's ends.
 TEST_TIMEOUT = 120
 
@@ -34,8 +36,9 @@ def pytest_configure(config):
 
 def pytest_report_header(config):
     plugin = pathlib.Path(os.environ["NIXL_PLUGIN_DIR"]) / "libplugin_TCPX.so"
-    if not plugin.is_file():
-        pytest.exit(f"{plugin} is not there: `make dist` builds it", returncode=2)
+    for built in (plugin, pathlib.Path(CLI)):
+        if not built.is_file():
+            pytest.exit(f"{built} is not there: `make dist` builds it", returncode=2)
     return f"NIXL {'.'.join(map(str, NIXL))}, backend {plugin}"
 
 

@@ -3,7 +3,6 @@
 import pytest
 
 import nixl._bindings as bindings
-from conftest import NIXL
 from endpoint import BACKEND, DONE, rows
 from nixl._api import nixl_agent, nixl_agent_config
 
@@ -20,7 +19,7 @@ def test_is_listed(agent):
     assert "DRAM_SEG" in agent.get_plugin_mem_types(BACKEND)
 
 
-def test_lists_its_parameters(agent, monkeypatch):
+def test_lists_its_parameters(agent):
     """Every setting but the name, with the value that it has if nothing is said: the environment counts."""
     params = agent.get_plugin_params(BACKEND)
     assert params["interfaces"] == "lo"
@@ -35,7 +34,7 @@ def test_chosen_by_name_alone():
 
 
 def test_takes_parameters(endpoint):
-    one = endpoint("alone", params={"lanes": "3", "chunk_bytes": "64K", "peer_timeout": "2s"})
+    one = endpoint("alone", params={"lanes": "3", "chunk_bytes": "65536", "peer_timeout": "2s"})
     params = one.agent.get_backend_params(BACKEND)
     assert params["lanes"] == "3" and params["chunk_bytes"] == "65536" and params["peer_timeout"] == "2s"
     assert params["interfaces"] == "lo"

@@ -62,13 +62,15 @@ impl Peer {
         self.shared.connect(&self.core, timeout)
     }
 
-    /// Ends all connections to the peer; its transfers fail. A later transfer connects anew.
+    /// Ends all connections to the peer; its transfers fail, also those that wait for a connection. A later
+    /// transfer connects anew.
     pub fn disconnect(&self) {
-        self.shared
-            .disconnect("the peer disconnected", || Error::PeerLost {
-                peer: self.name().to_owned(),
-                reason: "disconnected by this side".into(),
-            });
+        let reason = "disconnected by this side".into();
+        let error = Error::PeerLost {
+            peer: self.name().to_owned(),
+            reason,
+        };
+        self.shared.disconnect("the peer disconnected", &error);
     }
 
     /// The lanes of the current connection; none when there is no connection.
@@ -386,10 +388,14 @@ impl PeerShared {
         state.info.is_none() && state.connections.is_empty()
     }
 
-    /// Ends all connections.
-    pub(crate) fn disconnect(&self, reason: &str, error: impl Fn() -> Error) {
+    /// Ends all connections; what waits for one fails too.
+    pub(crate) fn disconnect(&self, reason: &str, error: &Error) {
+        let waiting = std::mem::take(&mut self.state.lock().waiting);
+        for waiting in waiting {
+            waiting.fail(self, error);
+        }
         for connection in self.connections() {
-            connection.close(reason, error());
+            connection.close(reason, error.clone());
         }
     }
 
@@ -399,13 +405,9 @@ impl PeerShared {
         state.removed = true;
         state.connecting = false;
         state.failure = Some(error.clone());
-        let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         self.changed.notify_all();
-        for waiting in waiting {
-            waiting.fail(self, error);
-        }
-        self.disconnect(reason, || error.clone());
+        self.disconnect(reason, error);
         self.tagged.fail(error);
         // The peer that stands for the session itself holds the session: let it go.
         if matches!(&*self.link.read(), Some(Link::Local(_))) {

@@ -263,17 +263,13 @@ impl ControlLoop {
             established,
             lanes,
         );
-        match connection.start() {
-            Ok(()) => {
-                tracing::debug!(
-                    peer = peer.name(),
-                    lanes = connection.lanes.len(),
-                    "connected"
-                );
-                peer.attached(&connection);
-            }
-            Err(error) => peer.unreachable(&Error::io("cannot drive a lane", error)),
-        }
+        tracing::debug!(
+            peer = peer.name(),
+            lanes = connection.lanes.len(),
+            "connected"
+        );
+        peer.attached(&connection);
+        connection.start();
     }
 
     pub(super) fn expire_dials(&mut self, now: Instant) {

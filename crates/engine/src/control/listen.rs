@@ -183,20 +183,20 @@ impl ControlLoop {
         let lanes: std::io::Result<Vec<_>> = lanes
             .map(|(stream, early)| Lane::new(stream, &early, &self.core))
             .collect();
-        let connected = lanes.and_then(|lanes| {
-            let core = Arc::clone(&self.core);
-            let connection = Connection::new(core, Arc::clone(&peer), arrived.established, lanes);
-            connection.start().map(|()| connection)
-        });
-        match connected {
-            Ok(connection) => {
+        match lanes {
+            Ok(lanes) => {
+                let core = Arc::clone(&self.core);
+                let connection =
+                    Connection::new(core, Arc::clone(&peer), arrived.established, lanes);
                 tracing::debug!(
                     peer = name,
                     lanes = connection.lanes.len(),
                     "a peer connected"
                 );
+                // Known before its first frame is read: whoever hears from it can answer.
                 peer.attached(&connection);
                 self.core.accepted(&peer);
+                connection.start();
             }
             Err(error) => tracing::warn!(peer = name, %error, "a connection broke as it was made"),
         }

@@ -411,7 +411,7 @@ impl Connection {
     ) -> Arc<Self> {
         let own_window = core.config.window();
         let peer_window = usize::try_from(established.peer_window.get()).unwrap_or(usize::MAX);
-        Arc::new(Self {
+        let connection = Arc::new(Self {
             window: own_window.min(peer_window),
             own_window,
             ack_every: (own_window as u64 / 4).max(1),
@@ -423,20 +423,18 @@ impl Connection {
             pings: Pings::default(),
             pause: Pause::new(),
             liveness: Mutex::default(),
-        })
+        });
+        // From the first byte on, whoever revokes memory finds it.
+        let listed = &connection.core.connections;
+        listed.lock().push(Arc::clone(&connection));
+        connection
     }
 
-    /// Lets the workers drive the lanes.
-    pub(crate) fn start(self: &Arc<Self>) -> std::io::Result<()> {
-        self.core.connections.lock().push(Arc::clone(self));
-        let result = self.start_lanes();
-        if let Err(error) = &result {
-            self.kill(Error::io(
-                "cannot drive a lane",
-                std::io::Error::new(error.kind(), error.to_string()),
-            ));
+    /// Lets the workers drive the lanes. Before this nothing is received; what was submitted already goes on.
+    pub(crate) fn start(self: &Arc<Self>) {
+        if let Err(error) = self.start_lanes() {
+            self.kill(Error::io("cannot drive a lane", error));
         }
-        result
     }
 
     fn start_lanes(self: &Arc<Self>) -> std::io::Result<()> {

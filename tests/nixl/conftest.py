@@ -23,6 +23,7 @@ from peer import Peer
 
 NIXL = tuple(int(part) for part in importlib.metadata.version("nixl-cu12").split(".")[:3])
 
+PLUGIN = pathlib.Path(os.environ["NIXL_PLUGIN_DIR"]) / "libplugin_TCPX.so"
 CLI = os.environ.get("TCPX", str(ROOT / "dist" / "bin" / "tcpx"))
 
 # A test that is still running then has hung, in a call that no timeout of Python's ends.
@@ -34,12 +35,14 @@ def pytest_configure(config):
     config.watchdog_output = os.fdopen(os.dup(sys.__stderr__.fileno()), "w")
 
 
-def pytest_report_header(config):
-    plugin = pathlib.Path(os.environ["NIXL_PLUGIN_DIR"]) / "libplugin_TCPX.so"
-    for built in (plugin, pathlib.Path(CLI)):
+def pytest_sessionstart(session):
+    for built in (PLUGIN, pathlib.Path(CLI)):
         if not built.is_file():
             pytest.exit(f"{built} is not there: `make dist` builds it", returncode=2)
-    return f"NIXL {'.'.join(map(str, NIXL))}, backend {plugin}"
+
+
+def pytest_report_header(config):
+    return f"NIXL {'.'.join(map(str, NIXL))}, backend {PLUGIN}"
 
 
 @pytest.fixture(autouse=True)

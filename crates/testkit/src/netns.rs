@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::remote::{RemoteProcess, binary};
-use crate::story::wait_until;
+use crate::story::{skipped, wait_until};
 
 const PREFIX: &str = "tcpx-test";
 
@@ -53,7 +53,7 @@ impl TwoMachines {
         match machines.wire() {
             Ok(()) => Some(machines),
             Err(why) => {
-                eprintln!("SKIPPED: network namespaces cannot be made here: {why}");
+                skipped(&format!("network namespaces cannot be made here: {why}"));
                 None
             }
         }

@@ -28,7 +28,7 @@ impl Copy {
     }
 }
 
-/// A [`Copy`] between any of several regions.
+/// A [`struct@Copy`] between any of several regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
     /// The process's region.

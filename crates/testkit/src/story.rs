@@ -1,5 +1,6 @@
 //! A time limit around a test, and waiting for conditions.
 
+use std::io::Write;
 use std::panic::resume_unwind;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -42,6 +43,12 @@ pub fn story_within(limit: Duration, body: impl FnOnce() + Send + 'static) {
     if let Err(panic) = thread.join() {
         resume_unwind(panic);
     }
+}
+
+/// Says that a test was skipped, also where cargo keeps the output of tests that pass to itself.
+pub fn skipped(why: &str) {
+    let test = std::thread::current().name().unwrap_or("a test").to_owned();
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {why}");
 }
 
 /// Waits until a condition holds.

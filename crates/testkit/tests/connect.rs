@@ -8,6 +8,7 @@ use tcpx_proto::info::ConnectionInfo;
 use tcpx_testkit::host::{done, fails, wait_for_traffic};
 use tcpx_testkit::pattern::REMOTE_POISON;
 use tcpx_testkit::protocol::Command;
+use tcpx_testkit::story::skipped;
 use tcpx_testkit::{
     Content, Copy, Expected, GUARD, Host, REMOTE_GUARD, RemoteProcess, Setup, on_every_setup,
     story, wait_until,
@@ -398,7 +399,7 @@ fn ipv6_is_as_good_as_ipv4() {
         let mut addresses = bob.addresses();
         addresses.retain(SocketAddr::is_ipv6);
         if addresses.is_empty() {
-            eprintln!("SKIPPED: loopback has no IPv6 address here");
+            skipped("loopback has no IPv6 address here");
             return;
         }
         let info = with_addresses(&bob.info(), addresses);
@@ -571,6 +572,10 @@ fn nothing_waits_for_a_frozen_peer() {
             (peer, transfer)
         };
         let (peer, transfer) = endless(Op::Write);
+        peer.disconnect();
+        assert_eq!(fails(&transfer).kind(), ErrorKind::Disconnected);
+        // What waits for a connection ends, too.
+        transfer.post().expect("posted");
         peer.disconnect();
         assert_eq!(fails(&transfer).kind(), ErrorKind::Disconnected);
         bob.thaw();

@@ -458,7 +458,8 @@ fn a_peer_is_killed(setup: &Setup) {
 }
 
 fn a_peer_hangs(setup: &Setup) {
-    let setup = setup.with("peer_timeout", "1s");
+    // More in flight than the kernel's buffers hold: whoever hangs leaves the other with bytes to send.
+    let setup = setup.with("peer_timeout", "1s").with("window", 256);
     let alice = Host::open("alice", &setup);
     let carol = carol(&alice, &setup);
     let bob = RemoteProcess::open("bob", &setup);
@@ -594,6 +595,35 @@ fn a_peer_disconnects_in_the_middle(setup: &Setup) {
         here.check_untouched();
     }
     assert!(bob.notifications().is_empty());
+}
+
+#[test]
+fn a_session_that_only_serves_notices_who_hangs() {
+    story(|| {
+        let setup = Setup::lanes4_workers3();
+        let setup = setup.with("peer_timeout", "1s").with("window", 256);
+        let (server, client) = (
+            RemoteProcess::open("server", &setup),
+            RemoteProcess::open("client", &setup),
+        );
+        client.knows_info(&server.info());
+        let (here, there) = (client.memory(MIB), server.memory(MIB));
+        let read = client.endless(Op::Read, "server", &here, &there.descriptor, MIB);
+        read.post().expect("posted");
+        wait_until("it is served", || {
+            let lanes = server.lanes("client").into_iter();
+            lanes.map(|l| l.bytes_sent).sum::<u64>() > 64 << 20
+        });
+        client.freeze();
+        wait_until("the server has given up", || !server.is_connected("client"));
+        client.thaw();
+        let error = read.wait().expect_err("the server has given up");
+        assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
+        let copies = [Copy::new(0, 0, MIB)];
+        let again = client.transfer(Op::Read, "server", &here, &there.descriptor, &copies);
+        again.post().expect("posted");
+        again.wait().expect("there is nothing between them");
+    });
 }
 
 #[test]

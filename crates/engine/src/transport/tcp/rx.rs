@@ -431,6 +431,8 @@ impl Lane {
         });
         drop(work);
         self.mark_dirty();
+        // Also whoever only serves must notice a peer that stops reading.
+        connection.core.control.stay_awake();
         Ok(())
     }
 

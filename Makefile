@@ -24,8 +24,9 @@ need-cargo:
 demo: $(DIST)/bin/tcpx
 	$(DIST)/bin/tcpx bench --quick
 
-test: need-cargo
+test: need-cargo dist
 	scripts/test
+	scripts/test-nixl
 
 dist: $(DIST)/bin/tcpx $(DIST)/nixl/libplugin_TCPX.so
 

@@ -4,7 +4,7 @@ use tcpx::{ErrorKind, Op};
 use tcpx_testkit::host::done;
 use tcpx_testkit::protocol::Command;
 use tcpx_testkit::{
-    Content, Copy, Expected, GUARD, Host, RemoteProcess, Setup, on_every_setup, story,
+    Content, Copy, Expected, Host, REMOTE_GUARD, RemoteProcess, Setup, on_every_setup, story,
 };
 
 const MIB: usize = 1 << 20;
@@ -171,7 +171,9 @@ fn bytes_are_there_before_the_notification(setup: &Setup) {
         bob.poison(&there);
         let transfer = alice.transfer(Op::Write, &peer, &here, &there, &[Copy::new(0, 0, len)]);
         // He waits already, and compares as soon as it comes.
-        let told = bob.begin::<serde_json::Value>(Command::WaitNotification { timeout: GUARD });
+        let told = bob.begin::<serde_json::Value>(Command::WaitNotification {
+            timeout: REMOTE_GUARD,
+        });
         let rest = tcpx_testkit::pattern::REMOTE_POISON;
         let expected = Expected::untouched(rest).with(0..len, content);
         let checked = bob.begin_check(&there, &expected);

@@ -153,6 +153,17 @@ def test_hangs(pair, op):
     pair.remote.kill()
 
 
+def test_connecting_to_the_dead(pair):
+    pair = pair()
+    pair.remote.kill()
+    start = time.monotonic()
+    with pytest.raises(Exception, match="NIXL_ERR_REMOTE_DISCONNECT"):
+        pair.local.agent.make_connection("target")
+    assert time.monotonic() - start < SOON
+    with pytest.raises(Exception, match="NIXL_ERR_NOT_FOUND"):
+        pair.local.agent.make_connection("nobody")
+
+
 def test_notifications_to_the_dead(pair):
     """Sent or refused, but neither waiting nor crashing."""
     pair = pair()

@@ -79,6 +79,34 @@ def test_five_agents_in_one_process(endpoint):
     assert results == [True] * 5
 
 
+def test_two_of_one_name(endpoint, peer):
+    """Namesakes write to one target; it then reads from one after the other."""
+    target = endpoint("target", MIB)
+    twins = [peer("twin", MIB, seed=seed) for seed in (11, 12)]
+    for i, twin in enumerate(twins):
+        twin.load(target.metadata())
+        twin.run(write_slot, ("target", target.base), i)
+    assert sorted(target.notifications(2)) == [("twin", b"0"), ("twin", b"1")]
+    inside = lambda block: block[Endpoint.GUARD :][:MIB]
+    for i, twin in enumerate(twins):
+        theirs = inside(twin.contents())
+        assert np.array_equal(inside(target.block)[i * SLOT :][:SLOT], theirs[:SLOT])
+        target.load(twin.metadata())
+        handle = target.request("READ", ("twin", twin.address()), [(0, 0, MIB)], b"%d" % i)
+        assert target.outcome(handle) == DONE
+        assert np.array_equal(inside(target.block), theirs)
+        assert twin.notifications(1) == [("target", b"%d" % i)]
+        target.release(handle)
+        target.forget("twin")
+        inside(target.block)[SLOT : 2 * SLOT] = inside(twins[1].contents())[:SLOT]
+
+
+def write_slot(endpoint, place, slot):
+    handle = endpoint.request("WRITE", place, [(0, slot * SLOT, SLOT)], b"%d" % slot)
+    assert endpoint.outcome(handle) == DONE
+    endpoint.release(handle)
+
+
 def sync_modes():
     if NIXL < (1, 5):
         return [{}]

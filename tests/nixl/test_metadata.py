@@ -58,6 +58,19 @@ def test_damaged(pair, peer):
     assert refused > 10 and name == "target"
 
 
+def test_refused_and_then_another(endpoint, peer, op):
+    """Metadata whose memory cannot be read is refused whole: its connection info does not stay for a namesake."""
+    local, first = endpoint("initiator"), peer("target")
+    metadata = bytearray(first.metadata())
+    metadata[-35:-1] = bytes(34)
+    with pytest.raises(ERRORS):
+        local.load(bytes(metadata))
+    second = peer("target", seed=7)
+    pair = Pair(local, second)
+    pair.transfer(op, [(0, 0, MIB)], b"for the second")
+    assert first.no_notifications() == {}
+
+
 def part(endpoint, ranges, with_connection):
     descriptors = bindings.nixlRegDList(bindings.DRAM_SEG)
     if ranges:
@@ -132,6 +145,21 @@ def test_removed_in_flight(pair, op):
     pair = Pair(pair.local, pair.remote)
     pair.transfer(op, [(0, 0, 16 * MIB)], b"again")
     assert pair.remote.no_notifications() == {}
+
+
+def test_removed_is_disconnected(pair):
+    """Nothing of a peer that was removed is left: its connections are closed."""
+    files = lambda: len(os.listdir("/proc/self/fd"))
+    before = files()
+    pair = pair()
+    pair.local.forget("target")
+    known = files()
+    for _ in range(3):
+        pair = Pair(pair.local, pair.remote)
+        pair.transfer("WRITE", [(0, 0, MIB)], b"connected")
+        assert files() > known > before
+        pair.local.forget("target")
+        until(lambda: files() <= known, "connections closed")
 
 
 # NIXL's listener

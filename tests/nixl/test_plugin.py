@@ -1,5 +1,7 @@
 """What NIXL sees of the backend before anything moves."""
 
+import socket
+
 import pytest
 
 import nixl._bindings as bindings
@@ -82,6 +84,23 @@ def test_refuses_the_environment(agent, capfd, monkeypatch):
     with pytest.raises(bindings.nixlBackendError):
         agent.create_backend(BACKEND, {})
     assert "TCPX_LANES" in capfd.readouterr().err
+
+
+def test_refuses_a_port_that_is_taken(agent, endpoint, capfd):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with pytest.raises(bindings.nixlBackendError):
+            agent.create_backend(BACKEND, {"listen_port": port})
+    assert port in capfd.readouterr().err
+    agent.create_backend(BACKEND, {"listen_port": port})
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\nb"], ids=["long", "control"])
+def test_refuses_a_name(name, capfd):
+    """What a peer could not be told."""
+    with pytest.raises(bindings.nixlBackendError):
+        nixl_agent(name, nixl_agent_config(backends=[BACKEND]))
+    assert "name" in capfd.readouterr().err
 
 
 def test_does_not_query_memory(endpoint):

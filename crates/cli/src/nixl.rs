@@ -25,7 +25,7 @@ for p in ('nixl_cu12', 'nixl_cu13'):
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NixlError {
     /// The Python that was named does not run.
-    #[error("cannot run {python}: {source}; name another one with --python")]
+    #[error("cannot run {python} (--python names another one): {source}")]
     Python {
         /// As it was given.
         python: String,

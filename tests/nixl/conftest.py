@@ -76,8 +76,8 @@ def peer():
         return made[-1]
 
     yield make
-    exits = {one.name: one.stop() for one in made if one.process.exitcode is None}
-    assert not any(exits.values()), f"exit codes: {exits}"
+    exits = [(one.name, one.stop()) for one in made if not one.killed]
+    assert not any(code for _, code in exits), f"exit codes: {exits}"
 
 
 class Pair:

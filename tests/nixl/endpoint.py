@@ -4,11 +4,12 @@ The same class serves both sides: in the test's own process, and behind `peer.Pe
 """
 
 import gc
+import random
+import socket
 import time
 
-import numpy as np
-
 import nixl._bindings as bindings
+import numpy as np
 from nixl._api import nixl_agent, nixl_agent_config
 
 BACKEND = "TCPX"
@@ -36,6 +37,19 @@ def until(condition, what, timeout=TIMEOUT):
         assert time.monotonic() < deadline, f"{what}: not within {timeout} s"
         time.sleep(0.001)
     return answer
+
+
+def free_port():
+    """A port that nobody listens on now, nor on the next one; below those that the kernel gives away by itself."""
+    while True:
+        port = random.randrange(10_000, 30_000)
+        try:
+            for one in (port, port + 1):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", one))
+            return port
+        except OSError:
+            pass
 
 
 def rows(addresses, lengths):

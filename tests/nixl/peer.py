@@ -61,12 +61,11 @@ class Peer:
 
     def __init__(self, *args, **kwargs):
         self._connection, theirs = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(
-            target=serve, args=(theirs, dict(os.environ)), daemon=True
-        )
+        self.process = CONTEXT.Process(target=serve, args=(theirs, dict(os.environ)), daemon=True)
         self.process.start()
         theirs.close()
         self.name = args[0]
+        self.killed = False
         self.start(Endpoint, *args, **kwargs)
         self.result()
 
@@ -102,6 +101,7 @@ class Peer:
 
     def kill(self):
         """SIGKILL: nothing is cleaned up, the kernel closes the sockets."""
+        self.killed = True
         self.process.kill()
         self.process.join(TIMEOUT)
 

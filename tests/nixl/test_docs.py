@@ -4,11 +4,11 @@ import re
 import subprocess
 import sys
 
-from conftest import ROOT
-from endpoint import BACKEND, TIMEOUT
 from nixl._api import nixl_agent, nixl_agent_config
+
+from conftest import ROOT
+from endpoint import BACKEND, TIMEOUT, free_port
 from peer import die_with_parent
-from test_metadata import free_port
 
 TEXT = (ROOT / "docs" / "nixl.md").read_text()
 

@@ -182,7 +182,7 @@ def test_notifications_to_the_dead(pair):
 def test_returns_under_its_name(pair, peer, op):
     """A new process with the old name: once its metadata is loaded, it is as if nothing had happened."""
     pair = pair()
-    for round_trip in range(2):
+    for _ in range(2):
         pair.transfer(op, [(0, 0, MIB)], b"before")
         handle = pair.request(op, [(0, 0, MIB)], b"stale")
         pair.remote.kill()

@@ -25,9 +25,7 @@ def exchange_with_all(endpoint, own, others):
     for _, _, _, metadata in others:
         endpoint.load(metadata)
     requests = [
-        endpoint.request(
-            "WRITE", (name, address), [((count + i) * SLOT, own * SLOT, SLOT)], b"from %d" % own
-        )
+        endpoint.request("WRITE", (name, address), [((count + i) * SLOT, own * SLOT, SLOT)], b"from %d" % own)
         for i, name, address, _ in others
     ]
     for request in requests:

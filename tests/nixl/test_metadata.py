@@ -3,26 +3,19 @@
 import os
 import pathlib
 import shutil
-import socket
 import subprocess
 import time
 import urllib.request
 
+import nixl._bindings as bindings
 import numpy as np
 import pytest
 
-import nixl._bindings as bindings
 from conftest import Pair
-from endpoint import DONE, ERRORS, NOT_FOUND, BACKEND, Endpoint, moved, rows, until
+from endpoint import BACKEND, DONE, ERRORS, NOT_FOUND, free_port, moved, rows, until
 from peer import die_with_parent
 
 MIB = 1 << 20
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 # By hand
@@ -35,39 +28,45 @@ def test_loaded_twice(pair, op):
     pair.transfer(op, [(0, 0, MIB)], b"twice")
 
 
-def damaged(endpoint, metadata):
-    """Loads metadata with each byte changed that is ours; the whole one still works then."""
+def ours(metadata, address):
+    """Where our bytes are in the metadata of an agent with one region: the connection info, the region's description."""
     info = metadata.index(b"TCXI")
     length = int.from_bytes(metadata[info - 8 : info], "little")
-    region = len(metadata) - 35
+    # NIXL's own description comes first: address, length, device.
+    region = metadata.index(address.to_bytes(8, "little")) + 24
+    return range(info, info + length), range(region, len(metadata) - 1)
+
+
+def damaged(endpoint, metadata, address):
+    """Loads metadata with each byte changed that is ours; the whole one still works then."""
     refused = 0
-    for place in [*range(info, info + length), *range(region, region + 34)]:
-        other = bytearray(metadata)
-        other[place] ^= 1 << place % 8
-        try:
-            endpoint.forget(endpoint.load(bytes(other)))
-        except ERRORS:
-            refused += 1
+    for part in ours(metadata, address):
+        for place in part:
+            other = bytearray(metadata)
+            other[place] ^= 1 << place % 8
+            try:
+                endpoint.forget(endpoint.load(bytes(other)))
+            except ERRORS:
+                refused += 1
     return refused, endpoint.load(metadata)
 
 
 def test_damaged(pair, peer):
     """What cannot be read is refused. In a process of its own, because a crash would be the failure."""
-    pair = pair()
-    refused, name = peer("victim", 0).run(damaged, pair.remote.metadata())
+    metadata, address = (remote := pair().remote).metadata(), remote.address()
+    refused, name = peer("victim", 0).run(damaged, metadata, address)
     assert refused > 10 and name == "target"
 
 
 def test_refused_and_then_another(endpoint, peer, op):
     """Metadata whose memory cannot be read is refused whole: its connection info does not stay for a namesake."""
-    local, first = endpoint("initiator"), peer("target")
+    local, first, second = endpoint("initiator"), peer("target"), peer("target", seed=7)
     metadata = bytearray(first.metadata())
-    metadata[-35:-1] = bytes(34)
+    for place in ours(metadata, first.address())[1]:
+        metadata[place] = 0xFF
     with pytest.raises(ERRORS):
         local.load(bytes(metadata))
-    second = peer("target", seed=7)
-    pair = Pair(local, second)
-    pair.transfer(op, [(0, 0, MIB)], b"for the second")
+    Pair(local, second).transfer(op, [(0, 0, MIB)], b"for the second")
     assert first.no_notifications() == {}
 
 

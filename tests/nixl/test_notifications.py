@@ -2,7 +2,6 @@
 
 import threading
 
-import numpy as np
 import pytest
 
 from endpoint import DONE, Endpoint, pattern, until
@@ -119,7 +118,9 @@ def test_four_threads(pair, to):
         assert mine == [b"%d %d" % (thread, i) for i in range(100)]
 
 
-@pytest.mark.parametrize("name", [" padded ", "prefill/0 é 東", "x" * 200], ids=["spaces", "unicode", "long"])
+@pytest.mark.parametrize(
+    "name", [" padded ", "prefill/0 é 東", "x" * 255, "a\nb"], ids=["spaces", "unicode", "long", "lines"]
+)
 def test_the_name_of_the_sender(endpoint, peer, name):
     sender, target = endpoint(name, 4096), peer("target", 4096)
     sender.load(target.metadata())

@@ -42,9 +42,7 @@ def register_in_parts(endpoint, parts):
     length = endpoint.size // parts
     endpoint.deregister()
     table = rows([endpoint.base + i * length for i in range(parts)], length)
-    endpoint.registrations = [
-        endpoint.agent.register_memory(table, mem_type="DRAM", backends=[BACKEND])
-    ]
+    endpoint.registrations = [endpoint.agent.register_memory(table, mem_type="DRAM", backends=[BACKEND])]
 
 
 def test_descriptors_in_many_regions(pair, op):
@@ -57,18 +55,16 @@ def test_descriptors_in_many_regions(pair, op):
     pair.transfer(op, scattered(1024, MIB, seed=5), b"regions")
 
 
-@pytest.mark.parametrize("indices", [list, lambda some: np.array(some, dtype=np.int32)], ids=["list", "array"])
+@pytest.mark.parametrize(
+    "indices", [list, lambda some: np.array(some, dtype=np.int32)], ids=["list", "array"]
+)
 @pytest.mark.parametrize("merge", [True, False], ids=["merged", "as-given"])
 def test_prepared_lists(pair, op, indices, merge):
     pair, count, block = pair(), 256, 4096
     offsets = np.arange(count) * block
     agent = pair.local.agent
-    mine = agent.prep_xfer_dlist(
-        "NIXL_INIT_AGENT", pair.local.descriptors(pair.local.base, offsets, block)
-    )
-    theirs = agent.prep_xfer_dlist(
-        "target", pair.local.descriptors(pair.place[1], offsets, block)
-    )
+    mine = agent.prep_xfer_dlist("NIXL_INIT_AGENT", pair.local.descriptors(pair.local.base, offsets, block))
+    theirs = agent.prep_xfer_dlist("target", pair.local.descriptors(pair.place[1], offsets, block))
     rng = np.random.default_rng(6)
     # Neighbours on both sides, then neighbours on one side, then none.
     own = [*range(64), *range(64, 96), *rng.permutation(range(96, 128))]
@@ -85,7 +81,7 @@ def test_prepared_lists(pair, op, indices, merge):
     agent.release_dlist_handle(theirs)
 
 
-@pytest.mark.skipif(NIXL < (1, 4), reason="strided lists came with NIXL 1.4")
+@pytest.mark.skipif(NIXL < (1, 5), reason="Python has strided lists from NIXL 1.5 on")
 def test_strided_lists(pair, op):
     pair, count, block, stride = pair(), 200, 512, 5000
     agent = pair.local.agent
@@ -204,9 +200,7 @@ def test_to_itself(endpoint, op, prepared):
     segments = scattered(100, half, seed=10) + [0, half, 0]
     if prepared:
         own, remote, lengths = segments.T
-        mine = one.agent.prep_xfer_dlist(
-            "NIXL_INIT_AGENT", one.descriptors(one.base, own, lengths)
-        )
+        mine = one.agent.prep_xfer_dlist("NIXL_INIT_AGENT", one.descriptors(one.base, own, lengths))
         theirs = one.agent.prep_xfer_dlist("alone", one.descriptors(one.base, remote, lengths))
         every = list(range(len(segments)))
         handle = one.agent.make_prepped_xfer(op, mine, every, theirs, every, b"to myself")

@@ -19,10 +19,9 @@ use crate::transport::tcp::{Connection, Drive, Lane};
 /// How often a worker looks whether a lane that a caller drove is still being driven.
 const WATCH: Duration = Duration::from_millis(1);
 
-/// Fruitless looks in a row after which whoever looks gives way once: more than a round trip's worth, since a yield on
-/// a busy machine may cost milliseconds, but not many more, since the one that has to move next may be waiting for
-/// this very core.
-pub(crate) const PATIENT_LOOKS: u32 = 32;
+/// Fruitless looks in a row after which whoever looks gives way once. Few: on a small machine the one that has
+/// to move next is often waiting for this very core, and elsewhere a yield costs less than a look.
+pub(crate) const PATIENT_LOOKS: u32 = 4;
 
 /// One worker thread's share of the lanes.
 pub(crate) struct Worker {

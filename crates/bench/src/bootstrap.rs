@@ -24,9 +24,6 @@ use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepidle};
 /// The longest message either side accepts.
 pub const MAX_MESSAGE: usize = 1 << 20;
 
-/// The port that servers of this project listen on unless told otherwise.
-pub const DEFAULT_PORT: u16 = 7471;
-
 /// Silence after which the kernel asks whether the other machine still lives.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 

@@ -115,8 +115,8 @@ impl Bench {
         })
     }
 
-    /// Connects this session to many others and weighs them. Each carries one small transfer first,
-    /// so that nothing lazy is left out.
+    /// Connects this session to many others and weighs them. They are connected and nothing
+    /// more: no transfer has warmed them up.
     pub fn run_idle_peers(&mut self, count: usize) -> Result<IdlePeersResult, Error> {
         let infos = self.remote().sessions(count)?;
         let before = Usage::now();

@@ -153,7 +153,11 @@ impl Worker {
             let full = driven.iter().all(|active| active.lane().is_blocked());
             if !full && last_progress.elapsed() < spin {
                 looks += 1;
-                if looks % PATIENT_LOOKS == 0 {
+                let give_way = match looks {
+                    1 => driven.iter().any(|active| active.lane().needs_this_core()),
+                    _ => looks % PATIENT_LOOKS == 0,
+                };
+                if give_way {
                     std::thread::yield_now();
                 }
                 if driven.len() < self.lanes.lock().len() {

@@ -94,9 +94,8 @@ impl Transfer {
         }
         self.drive(&active);
         let state = active.completion().state();
-        if !state.is_terminal() && self.fruitless.fetch_add(1, Ordering::Relaxed) >= PATIENT_LOOKS {
-            self.fruitless.store(0, Ordering::Relaxed);
-            std::thread::yield_now();
+        if !state.is_terminal() {
+            self.give_way(&active);
         }
         state
     }
@@ -218,6 +217,7 @@ impl Transfer {
                 .start(core, Waiting::Run(Arc::clone(&run)))?;
         }
         *current = Some(run);
+        self.fruitless.store(0, Ordering::Relaxed);
         Ok(())
     }
 
@@ -244,6 +244,23 @@ impl Transfer {
                 }
             }
             Active::Send(_) => link.drive_control(),
+        }
+    }
+
+    /// After a fruitless look: lets others use the core now and then, and at once if it is the peer that
+    /// needs it.
+    fn give_way(&self, active: &Active) {
+        let looks = self.fruitless.fetch_add(1, Ordering::Relaxed);
+        let needed = match active {
+            Active::Run(run) if looks == 0 => {
+                let link = self.peer.shared.link();
+                link.is_some_and(|link| link.needs_this_core(run))
+            }
+            _ => looks >= PATIENT_LOOKS,
+        };
+        if needed {
+            self.fruitless.store(0, Ordering::Relaxed);
+            std::thread::yield_now();
         }
     }
 

@@ -212,6 +212,14 @@ impl Stream {
         }
     }
 
+    /// Whether the bytes that came last were put here by this very core. On a stream within this machine that is
+    /// the core on which the other end was running when it sent them: while we look, it cannot go on.
+    #[must_use]
+    pub fn peer_used_this_core(&self) -> bool {
+        rustix::net::sockopt::socket_incoming_cpu(&self.socket)
+            .is_ok_and(|core| core as usize == rustix::thread::sched_getcpu())
+    }
+
     /// Ends both directions, so that whoever polls this stream notices.
     pub fn shutdown(&self) {
         // Fails only when the stream has already ended.

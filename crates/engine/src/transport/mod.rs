@@ -40,6 +40,14 @@ impl Link {
         }
     }
 
+    /// Whether a caller who polls `run` keeps the peer from moving.
+    pub(crate) fn needs_this_core(&self, run: &Run) -> bool {
+        match self {
+            Self::Tcp(connection) => connection.needs_this_core(run),
+            Self::Local(_) => false,
+        }
+    }
+
     /// Moves what can be moved for a caller who waits for a small frame.
     pub(crate) fn drive_control(&self) {
         if let Self::Tcp(connection) = self {

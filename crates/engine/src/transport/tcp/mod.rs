@@ -96,6 +96,8 @@ pub(crate) struct Lane {
     stream: Stream,
     pub(crate) local: SocketAddr,
     pub(crate) remote: SocketAddr,
+    /// Whether the peer is on this machine.
+    is_local: bool,
     /// The thread that drives this lane when nobody else does, and its name for it.
     worker: Arc<Worker>,
     token: OnceLock<u64>,
@@ -145,7 +147,8 @@ impl std::ops::BitOrAssign for Drive {
 impl Lane {
     pub(crate) fn new(stream: Stream, early: &[u8], core: &Core) -> std::io::Result<Self> {
         let worker = core.next_worker();
-        if let Some(name) = core.config.congestion_control(stream.is_local())
+        let is_local = stream.is_local();
+        if let Some(name) = core.config.congestion_control(is_local)
             && let Err(error) = set_congestion_control(&stream, name)
         {
             tracing::debug!(name, %error, "a lane keeps the system's congestion control");
@@ -153,6 +156,7 @@ impl Lane {
         Ok(Self {
             local: stream.local_addr()?,
             remote: stream.peer_addr()?,
+            is_local,
             stream,
             worker,
             token: OnceLock::new(),
@@ -180,6 +184,11 @@ impl Lane {
 
     pub(crate) fn attended(&self) -> u64 {
         self.attended.load(Ordering::Relaxed)
+    }
+
+    /// Whether the peer cannot move before whoever looks at this lane leaves the core.
+    pub(crate) fn needs_this_core(&self) -> bool {
+        self.is_local && self.stream.peer_used_this_core()
     }
 
     /// Whether a worker that goes to sleep must be woken when the stream takes bytes again.
@@ -522,6 +531,11 @@ impl Connection {
                 self.pause.begin();
             }
         }
+    }
+
+    /// Whether a caller who polls `run` keeps the peer from moving.
+    pub(crate) fn needs_this_core(&self, run: &Run) -> bool {
+        run.is_short() && self.lanes[run.lane.load(Ordering::Relaxed)].needs_this_core()
     }
 
     /// Moves what can be moved on the lane that carries small frames.

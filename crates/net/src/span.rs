@@ -19,12 +19,6 @@ unsafe impl Send for Span {}
 unsafe impl Sync for Span {}
 
 impl Span {
-    /// An empty span.
-    pub const EMPTY: Self = Self {
-        address: std::ptr::null_mut(),
-        len: 0,
-    };
-
     /// Names `len` bytes at `address`.
     ///
     /// # Safety

@@ -1,13 +1,15 @@
 //! Non-blocking TCP streams and listeners.
 
 use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recv, recvmsg, send, sendmsg,
 };
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
@@ -107,23 +109,27 @@ impl Stream {
     /// # Errors
     /// `WouldBlock` when the send buffer is full; anything else ends the stream.
     pub fn send(&self, head: &[u8], body: &[Span], cursor: Cursor) -> io::Result<usize> {
-        let mut spans = [Span::EMPTY; MAX_SPANS];
+        // NOSIGNAL: a library must not kill its host with SIGPIPE.
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        if body.is_empty() {
+            return retry_interrupted(|| send(&self.socket, head, flags));
+        }
+        // Not initialised: clearing 16 KiB would cost more than a small frame.
+        let mut spans = [const { MaybeUninit::<Span>::uninit() }; MAX_SPANS];
         let mut count = 0;
         if !head.is_empty() {
             // SAFETY: `head` outlives the call, and sending only reads it.
-            spans[0] = unsafe { Span::new(head.as_ptr().cast_mut(), head.len()) };
+            spans[0].write(unsafe { Span::new(head.as_ptr().cast_mut(), head.len()) });
             count = 1;
         }
         for (slot, span) in spans[count..].iter_mut().zip(cursor.rest(body)) {
-            *slot = span;
+            slot.write(span);
             count += 1;
         }
-        // SAFETY: `Span` and `IoSlice` both have the layout of `iovec` (asserted below), the spans'
-        // memory is valid by the contract of `Span::new`, and the kernel only reads it.
+        // SAFETY: the first `count` are written; `Span` and `IoSlice` both have the layout of `iovec`
+        // (asserted below), the spans' memory is valid by the contract of `Span::new`, and the kernel only reads it.
         let slices =
             unsafe { std::slice::from_raw_parts(spans.as_ptr().cast::<IoSlice<'_>>(), count) };
-        // NOSIGNAL: a library must not kill its host with SIGPIPE.
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         retry_interrupted(|| {
             sendmsg(
                 &self.socket,
@@ -141,7 +147,15 @@ impl Stream {
     /// `WouldBlock` when nothing is there, `UnexpectedEof` when the peer has closed; anything else
     /// ends the stream.
     pub fn recv(&self, body: &[Span], cursor: Cursor, tail: &mut [u8]) -> io::Result<usize> {
-        let mut spans = [Span::EMPTY; MAX_SPANS];
+        if body.is_empty() {
+            // Most looks at a quiet stream end here.
+            return match retry_interrupted(|| recv(&self.socket, &mut *tail, RecvFlags::DONTWAIT))?
+            {
+                (0, _) => Err(io::ErrorKind::UnexpectedEof.into()),
+                (count, _) => Ok(count),
+            };
+        }
+        let mut spans = [const { MaybeUninit::<Span>::uninit() }; MAX_SPANS];
         let mut count = 0;
         let mut complete = true;
         for span in cursor.rest(body) {
@@ -149,13 +163,13 @@ impl Stream {
                 complete = false;
                 break;
             }
-            spans[count] = span;
+            spans[count].write(span);
             count += 1;
         }
         // The tail comes after the whole body or not at all.
         if complete && !tail.is_empty() {
             // SAFETY: `tail` is ours alone until the call returns.
-            spans[count] = unsafe { Span::new(tail.as_mut_ptr(), tail.len()) };
+            spans[count].write(unsafe { Span::new(tail.as_mut_ptr(), tail.len()) });
             count += 1;
         }
         // SAFETY: as in `send`; the kernel writes only inside the spans, whose memory is writable by
@@ -175,6 +189,14 @@ impl Stream {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         Ok(received.bytes)
+    }
+
+    /// Whether a call of [`Stream::recv`] would find something: bytes, the end or an error. Unlike that call it takes
+    /// no lock of the socket, for which whoever delivers bytes would have to wait.
+    #[must_use]
+    pub fn is_readable(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())) != Ok(0)
     }
 
     /// Reports the stream as readable only once `bytes` bytes are there. A receiver that knows how

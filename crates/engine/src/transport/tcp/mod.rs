@@ -5,29 +5,28 @@
 //! with it; a worker thread, a polling caller and a caller who posts are all equally good drivers.
 //! Lanes share nothing but the counters of the runs they take chunks from.
 
+mod grant;
+mod lane;
 mod rx;
 mod tx;
 
-use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use tcpx_net::{Span, Stream, set_congestion_control};
-use tcpx_proto::frame::{Header, Kind, Status, Table};
+use tcpx_proto::frame::{Header, Kind, Status};
 use tcpx_proto::handshake::Established;
 
-use self::rx::{Ended, Received, Rx};
-use self::tx::{Sent, Tx, Work, encode_text};
+use self::lane::InFlight;
+pub(crate) use self::lane::{Drive, Lane};
+use self::rx::Ended;
+use self::tx::encode_text;
 use crate::completion::TransferState;
 use crate::core::Core;
 use crate::error::Error;
 use crate::peer::PeerShared;
-use crate::plan::Chunk;
-use crate::progress::Worker;
-use crate::region::{Memory, Refusal, Regions};
 use crate::run::{After, Run};
 use crate::tagged::Arrival;
 use crate::transport::Link;
@@ -36,319 +35,6 @@ use crate::transport::Link;
 const WORKER_BUDGET: usize = 32;
 /// The same for a caller who polls: fewer, so that no poll takes long.
 const CALLER_BUDGET: usize = 4;
-/// A sleeping receiver of a large payload is woken for this much. Well below any receive buffer: near it, the
-/// sender would have no room left to send what the receiver waits for.
-const BULK_WAKE_BYTES: usize = 256 << 10;
-
-/// A chunk that has been sent or asked for and is not settled.
-struct Flying {
-    run: Arc<Run>,
-    index: usize,
-}
-
-impl Flying {
-    fn chunk(&self) -> &Chunk {
-        self.run.plan.chunk(self.index)
-    }
-}
-
-/// Chunks in flight on a lane, oldest first; neither queue is longer than the window.
-#[derive(Default)]
-struct InFlight {
-    writes: VecDeque<Flying>,
-    reads: VecDeque<Flying>,
-}
-
-/// Access to local memory that a peer was granted for one chunk.
-#[derive(Default)]
-struct Grant {
-    spans: Vec<Span>,
-    memory: Vec<Arc<Memory>>,
-    epoch: u64,
-}
-
-impl Grant {
-    fn fill(&mut self, regions: &Regions, table: &Table<'_>) -> Result<(), Refusal> {
-        // Before the look-up: what is revoked after this shows as a changed epoch.
-        self.epoch = regions.epoch();
-        regions.resolve(table, &mut self.spans, &mut self.memory)
-    }
-
-    fn is_revoked(&mut self, regions: &Regions) -> bool {
-        let epoch = regions.epoch();
-        if epoch == self.epoch {
-            return false;
-        }
-        let dead = self.has_dead_memory();
-        if !dead {
-            self.epoch = epoch;
-        }
-        dead
-    }
-
-    fn has_dead_memory(&self) -> bool {
-        self.memory.iter().any(|m| !m.is_live())
-    }
-}
-
-/// One TCP stream of a connection.
-pub(crate) struct Lane {
-    stream: Stream,
-    pub(crate) local: SocketAddr,
-    pub(crate) remote: SocketAddr,
-    /// Whether the peer is on this machine.
-    is_local: bool,
-    /// The thread that drives this lane when nobody else does, and its name for it.
-    worker: Arc<Worker>,
-    token: OnceLock<u64>,
-    tx: Mutex<Tx>,
-    rx: Mutex<Rx>,
-    work: Mutex<Work>,
-    in_flight: Mutex<InFlight>,
-    /// Something was added to `work` (or may now leave it) since the last look.
-    dirty: AtomicBool,
-    /// The kernel took no more bytes at the last attempt.
-    blocked: AtomicBool,
-    /// The peer's WRITE chunks that have been dealt with.
-    landed: AtomicU64,
-    /// How many of those the peer has been told of. ≤ landed; written by the holder of `tx`.
-    acked: AtomicU64,
-    /// Our WRITE chunks that the peer has acknowledged.
-    acknowledged: AtomicU64,
-    /// Bytes of our chunks in flight.
-    load: AtomicUsize,
-    /// The stream is reported as readable once this many bytes are there. More than 1 only while at
-    /// least that much of a payload is still to come; changes under the lock of `rx`.
-    wake_level: AtomicUsize,
-    /// Counts drives by callers: while it moves, the worker stands back.
-    attended: AtomicU64,
-    /// Payload bytes that the kernel took. Unlike our own pings they show that the peer still reads.
-    payload_sent: AtomicU64,
-    pub(crate) bytes_sent: AtomicU64,
-    pub(crate) bytes_received: AtomicU64,
-}
-
-/// What driving a lane achieved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Drive {
-    /// Bytes moved in either direction.
-    pub(crate) progress: bool,
-    /// There may be more to do at once.
-    pub(crate) more: bool,
-}
-
-impl std::ops::BitOrAssign for Drive {
-    fn bitor_assign(&mut self, other: Self) {
-        self.progress |= other.progress;
-        self.more |= other.more;
-    }
-}
-
-impl Lane {
-    pub(crate) fn new(stream: Stream, early: &[u8], core: &Core) -> std::io::Result<Self> {
-        let worker = core.next_worker();
-        let is_local = stream.is_local();
-        if let Some(name) = core.config.congestion_control(is_local)
-            && let Err(error) = set_congestion_control(&stream, name)
-        {
-            tracing::debug!(name, %error, "a lane keeps the system's congestion control");
-        }
-        Ok(Self {
-            local: stream.local_addr()?,
-            remote: stream.peer_addr()?,
-            is_local,
-            stream,
-            worker,
-            token: OnceLock::new(),
-            tx: Mutex::new(Tx::new()),
-            rx: Mutex::new(Rx::new(early)),
-            work: Mutex::default(),
-            in_flight: Mutex::default(),
-            dirty: AtomicBool::new(false),
-            blocked: AtomicBool::new(false),
-            landed: AtomicU64::new(0),
-            acked: AtomicU64::new(0),
-            acknowledged: AtomicU64::new(0),
-            load: AtomicUsize::new(0),
-            wake_level: AtomicUsize::new(1),
-            attended: AtomicU64::new(0),
-            payload_sent: AtomicU64::new(0),
-            bytes_sent: AtomicU64::new(0),
-            bytes_received: AtomicU64::new(0),
-        })
-    }
-
-    pub(crate) fn stream(&self) -> &Stream {
-        &self.stream
-    }
-
-    pub(crate) fn attended(&self) -> u64 {
-        self.attended.load(Ordering::Relaxed)
-    }
-
-    /// Whether the peer cannot move before whoever looks at this lane leaves the core.
-    pub(crate) fn needs_this_core(&self) -> bool {
-        self.is_local && self.stream.peer_used_this_core()
-    }
-
-    /// Whether a worker that goes to sleep must be woken when the stream takes bytes again.
-    pub(crate) fn is_blocked(&self) -> bool {
-        self.blocked.load(Ordering::Acquire)
-    }
-
-    /// Whether there is something to send that nobody is sending.
-    pub(crate) fn is_dirty(&self) -> bool {
-        self.dirty.load(Ordering::Acquire)
-    }
-
-    fn mark_dirty(&self) {
-        self.dirty.store(true, Ordering::SeqCst);
-    }
-
-    /// Queues a small frame.
-    fn push_control(&self, encode: impl FnOnce(&mut Vec<u8>)) {
-        let mut work = self.work.lock();
-        if !work.closed {
-            encode(&mut work.control);
-        }
-        drop(work);
-        self.mark_dirty();
-    }
-
-    /// Queues a run; false when the connection has ended.
-    fn push_run(&self, run: &Arc<Run>) -> bool {
-        let mut work = self.work.lock();
-        if work.closed {
-            return false;
-        }
-        work.runs.push_back(Arc::clone(run));
-        drop(work);
-        self.mark_dirty();
-        true
-    }
-
-    /// Wakes the worker for this lane.
-    fn call_worker(&self) {
-        if let Some(token) = self.token.get() {
-            self.worker.call(*token);
-        }
-    }
-
-    /// Sends what is waiting, as far as the kernel takes it and `budget` lasts. Returns whether bytes
-    /// went out.
-    fn pump(&self, connection: &Connection, budget: usize) -> Result<bool, Ended> {
-        let mut progress = false;
-        for _ in 0..budget {
-            // Cleared before the look, so that what is added during it is seen by the next one.
-            self.dirty.store(false, Ordering::SeqCst);
-            let Some(mut tx) = self.tx.try_lock() else {
-                // The holder looks at `dirty` again after it lets go.
-                self.mark_dirty();
-                return Ok(progress);
-            };
-            let sent = tx.step(self, connection).map_err(Ended::Io)?;
-            let idle = tx.is_idle();
-            drop(tx);
-            self.blocked.store(sent == Sent::Blocked, Ordering::Release);
-            match sent {
-                // Not worth another look: whoever adds work from now on marks it.
-                Sent::Some if idle && self.work.lock().is_empty() => {
-                    progress = true;
-                    if !self.dirty.load(Ordering::SeqCst) {
-                        return Ok(progress);
-                    }
-                }
-                Sent::Some => progress = true,
-                Sent::Blocked => return Ok(progress),
-                Sent::Nothing if !self.dirty.load(Ordering::SeqCst) => return Ok(progress),
-                Sent::Nothing => {}
-            }
-        }
-        self.mark_dirty();
-        Ok(progress)
-    }
-
-    /// Receives what is there, as far as `budget` lasts.
-    fn fill(&self, connection: &Arc<Connection>, budget: usize) -> Result<Drive, Ended> {
-        let mut drive = Drive::default();
-        for _ in 0..budget {
-            let Some(mut rx) = self.rx.try_lock() else {
-                return Ok(drive);
-            };
-            let received = rx.step(self, connection)?;
-            drop(rx);
-            match received {
-                Received::Nothing => return Ok(drive),
-                Received::Drained => {
-                    drive.progress = true;
-                    return Ok(drive);
-                }
-                Received::More => {
-                    drive.progress = true;
-                    // Acknowledgements go out while data still comes in: they move the peer's window.
-                    if self.unacked() >= connection.ack_every {
-                        self.pump(connection, 1)?;
-                    }
-                }
-            }
-        }
-        drive.more = true;
-        Ok(drive)
-    }
-
-    /// The peer's WRITE chunks that it does not know the end of yet.
-    fn unacked(&self) -> u64 {
-        self.landed.load(Ordering::Acquire) - self.acked.load(Ordering::Acquire)
-    }
-
-    /// Before a worker sleeps: in the middle of a large payload one wake-up for many packets is enough.
-    pub(crate) fn raise_wake_level(&self) {
-        if let Some(rx) = self.rx.try_lock()
-            && rx.left() >= BULK_WAKE_BYTES
-        {
-            self.set_wake_level(BULK_WAKE_BYTES);
-        }
-    }
-
-    /// After bytes came: less than the level must not be left to wait for. Only with the lock of `rx`.
-    fn lower_wake_level(&self, left: usize) {
-        if left < self.wake_level.load(Ordering::Relaxed) {
-            self.set_wake_level(1);
-        }
-    }
-
-    fn set_wake_level(&self, bytes: usize) {
-        if self.wake_level.swap(bytes, Ordering::Relaxed) != bytes
-            && self.stream.set_wake_level(bytes).is_err()
-        {
-            self.wake_level.store(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Stops the current system calls' use of memory for which `is_hit` holds, and with
-    /// `regions_too` of memory that was revoked. Returns once no call uses it any more.
-    fn let_go(&self, is_hit: impl FnMut(&Arc<Run>) -> bool, regions_too: bool) {
-        self.tx.lock().let_go(is_hit, regions_too);
-        // The receiving half looks before each call; taking its lock waits for the current one.
-        drop(self.rx.lock());
-    }
-
-    /// Whether something is in flight or waiting to leave.
-    fn is_busy(&self) -> bool {
-        let in_flight = self.in_flight.lock();
-        if !in_flight.reads.is_empty() || !in_flight.writes.is_empty() {
-            return true;
-        }
-        drop(in_flight);
-        let work = self.work.lock();
-        if !work.responses.is_empty() || !work.control.is_empty() {
-            return true;
-        }
-        drop(work);
-        self.tx.try_lock().is_none_or(|tx| !tx.is_idle())
-            || self.rx.try_lock().is_some_and(|rx| rx.left() > 0)
-    }
-}
 
 /// An authenticated connection to a peer.
 pub(crate) struct Connection {

@@ -14,8 +14,10 @@ use tcpx_proto::frame::{
     Table,
 };
 
+use super::Connection;
+use super::grant::Grant;
+use super::lane::{Flying, Lane};
 use super::tx::{Response, encode_error};
-use super::{Connection, Flying, Grant, Lane};
 use crate::error::Error;
 use crate::region::Refusal;
 use crate::run::Run;
@@ -75,6 +77,8 @@ pub(super) struct Rx {
     cursor: Cursor,
     /// The grant of the WRITE chunk that is being received.
     grant: Grant,
+    /// The last look found nothing.
+    quiet: bool,
     closed: bool,
 }
 
@@ -90,6 +94,7 @@ impl Rx {
             state: State::Header,
             cursor: Cursor::default(),
             grant: Grant::default(),
+            quiet: false,
             closed: false,
         }
     }
@@ -104,11 +109,20 @@ impl Rx {
             return Ok(Received::Nothing);
         }
         self.check_revoked(connection);
+        // Whoever looks again and again must not keep the bytes from coming in. Between frames only: inside
+        // a payload the wake level may be above one byte.
+        if self.quiet && matches!(self.state, State::Header) && !lane.stream.is_readable() {
+            return Ok(Received::Nothing);
+        }
         let (received, asked) = match self.receive(lane) {
             Ok(counts) => counts,
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Received::Nothing),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                self.quiet = true;
+                return Ok(Received::Nothing);
+            }
             Err(e) => return Err(Ended::Io(e)),
         };
+        self.quiet = false;
         lane.bytes_received
             .fetch_add(received as u64, Ordering::Relaxed);
         self.parse(lane, connection)?;

@@ -8,7 +8,9 @@ use std::sync::atomic::Ordering;
 use tcpx_net::{Cursor, Span, Stream};
 use tcpx_proto::frame::{FLAG_NOTIFY, Header, Kind, MAX_EXTRA_BYTES, MAX_TEXT_BYTES};
 
-use super::{Connection, Flying, Grant, Lane};
+use super::Connection;
+use super::grant::Grant;
+use super::lane::{Flying, Lane};
 use crate::error::Error;
 use crate::plan::Op;
 use crate::region::{MemId, Refusal};

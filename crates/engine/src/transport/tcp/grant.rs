@@ -1,0 +1,40 @@
+//! What a peer may do with our memory on behalf of one chunk.
+
+use std::sync::Arc;
+
+use tcpx_net::Span;
+use tcpx_proto::frame::Table;
+
+use crate::region::{Memory, Refusal, Regions};
+
+/// Access to local memory that a peer was granted for one chunk.
+#[derive(Default)]
+pub(super) struct Grant {
+    pub(super) spans: Vec<Span>,
+    memory: Vec<Arc<Memory>>,
+    epoch: u64,
+}
+
+impl Grant {
+    pub(super) fn fill(&mut self, regions: &Regions, table: &Table<'_>) -> Result<(), Refusal> {
+        // Before the look-up: what is revoked after this shows as a changed epoch.
+        self.epoch = regions.epoch();
+        regions.resolve(table, &mut self.spans, &mut self.memory)
+    }
+
+    pub(super) fn is_revoked(&mut self, regions: &Regions) -> bool {
+        let epoch = regions.epoch();
+        if epoch == self.epoch {
+            return false;
+        }
+        let dead = self.has_dead_memory();
+        if !dead {
+            self.epoch = epoch;
+        }
+        dead
+    }
+
+    pub(super) fn has_dead_memory(&self) -> bool {
+        self.memory.iter().any(|m| !m.is_live())
+    }
+}

@@ -1,0 +1,321 @@
+//! That every way of copying gives the right bytes and touches no others.
+
+use tcpx_cuda::{DeviceBuffer, Entry, Error, Path, Pinned, Queue, Range, device};
+
+use crate::Outcome;
+use crate::bytes::{Random, expect_equal, random_ranges, total};
+
+const LEN: usize = 8 << 20;
+const POISON: u8 = 0xa5;
+const PATHS: [Path; 4] = [Path::Auto, Path::Engine, Path::Staged, Path::Mapped];
+
+pub(crate) fn run(ordinal: u32) -> Outcome {
+    alignments(ordinal)?;
+    for path in PATHS {
+        Bench::new(ordinal, path, 1)?.random_lists(12)?;
+        println!("check {path:?}: random lists are right");
+    }
+    many_entries(ordinal)?;
+    full_queue(ordinal)?;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8)
+            .map(|i| {
+                scope.spawn(move || Bench::new(ordinal, PATHS[i % 4], i as u64)?.random_lists(4))
+            })
+            .collect();
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().map_err(|_| "a thread panicked")?)
+    })?;
+    println!("check: 8 threads at once are right");
+    Ok(())
+}
+
+/// A source and a target on the device, and one on the host.
+struct Bench {
+    path: Path,
+    queue: Box<dyn Queue>,
+    source: DeviceBuffer,
+    target: DeviceBuffer,
+    host: Pinned,
+    /// What `source` contains.
+    bytes: Vec<u8>,
+    random: Random,
+}
+
+impl Bench {
+    fn new(ordinal: u32, path: Path, seed: u64) -> Outcome<Self> {
+        let device = device(ordinal)?;
+        let mut random = Random::new(seed + 1);
+        let source = DeviceBuffer::alloc(ordinal, LEN)?;
+        let bytes = random.bytes(LEN);
+        source.copy_from_host(0, &bytes)?;
+        Ok(Self {
+            path,
+            queue: device.queue_by(path)?,
+            source,
+            target: DeviceBuffer::alloc(ordinal, LEN)?,
+            host: device.pin(LEN + 4096)?,
+            bytes,
+            random,
+        })
+    }
+
+    fn host(&mut self) -> &mut [u8] {
+        // SAFETY: the memory is ours, and no copy is on the way when this is called.
+        unsafe { std::slice::from_raw_parts_mut(self.host.address(), self.host.len()) }
+    }
+
+    fn random_lists(&mut self, rounds: usize) -> Outcome {
+        for _ in 0..rounds {
+            self.gather()?;
+            self.scatter()?;
+            self.copy()?;
+        }
+        Ok(())
+    }
+
+    fn picked(&self, ranges: &[Range]) -> Vec<u8> {
+        let base = self.source.address();
+        let slice = |r: &Range| &self.bytes[r.address - base..][..r.len];
+        ranges.iter().flat_map(slice).copied().collect()
+    }
+
+    fn gather(&mut self) -> Outcome {
+        let ranges = random_ranges(&mut self.random, &self.source, LEN);
+        // Not always aligned.
+        let skip = [0, self.random.below(64)][self.random.below(2)];
+        self.host().fill(POISON);
+        // SAFETY: the buffers live on, and nobody else uses them, until the copy is done.
+        let ticket = unsafe { self.queue.gather(&ranges, self.host.address().add(skip)) }?;
+        self.queue.wait(ticket)?;
+        let mut expected = vec![POISON; self.host.len()];
+        expected[skip..][..total(&ranges)].copy_from_slice(&self.picked(&ranges));
+        let what = format!("gather of {} ranges by {:?}", ranges.len(), self.path);
+        expect_equal(&what, self.host(), &expected)
+    }
+
+    fn scatter(&mut self) -> Outcome {
+        let ranges = random_ranges(&mut self.random, &self.target, LEN);
+        let skip = [0, self.random.below(64)][self.random.below(2)];
+        let fresh = self.random.bytes(self.host.len());
+        self.host().copy_from_slice(&fresh);
+        self.target.fill(POISON)?;
+        // SAFETY: the buffers live on, and nobody else uses them, until the copy is done.
+        let ticket = unsafe { self.queue.scatter(self.host.address().add(skip), &ranges) }?;
+        self.queue.wait(ticket)?;
+        let mut expected = vec![POISON; LEN];
+        spread(
+            &fresh[skip..],
+            &ranges,
+            self.target.address(),
+            &mut expected,
+        );
+        self.expect_target("scatter", ranges.len(), &expected)
+    }
+
+    /// Device to device, once by ranges and once by entries.
+    fn copy(&mut self) -> Outcome {
+        let (mut from, mut to) = (
+            random_ranges(&mut self.random, &self.source, LEN),
+            random_ranges(&mut self.random, &self.target, LEN),
+        );
+        let bytes = total(&from).min(total(&to));
+        cut(&mut from, bytes);
+        cut(&mut to, bytes);
+        self.target.fill(POISON)?;
+        // SAFETY: the buffers live on, and nobody else uses them, until the copy is done.
+        let ticket = unsafe { self.queue.copy(&from, &to) }?;
+        self.queue.wait(ticket)?;
+        let mut expected = vec![POISON; LEN];
+        spread(
+            &self.picked(&from),
+            &to,
+            self.target.address(),
+            &mut expected,
+        );
+        self.expect_target("copy", from.len(), &expected)?;
+
+        // The same bytes again, by entries that have the targets' lengths and consecutive sources.
+        self.target.fill(POISON)?;
+        let mut at = 0;
+        let entries: Vec<Entry> = to
+            .iter()
+            .map(|range| {
+                at += range.len;
+                Entry {
+                    from: (at - range.len) as u64,
+                    to: (range.address - self.target.address()) as u64,
+                    len: range.len as u64,
+                }
+            })
+            .collect();
+        let (from_base, to_base) = (self.source.address(), self.target.address());
+        // SAFETY: as above.
+        let ticket = unsafe { self.queue.unpack(from_base, to_base, &entries) }?;
+        self.queue.wait(ticket)?;
+        let mut expected = vec![POISON; LEN];
+        spread(&self.bytes, &to, self.target.address(), &mut expected);
+        self.expect_target("unpack", entries.len(), &expected)
+    }
+
+    fn expect_target(&self, what: &str, ranges: usize, expected: &[u8]) -> Outcome {
+        let mut found = vec![0; LEN];
+        self.target.copy_to_host(0, &mut found)?;
+        expect_equal(
+            &format!("{what} of {ranges} ranges by {:?}", self.path),
+            &found,
+            expected,
+        )
+    }
+}
+
+/// Shortens a list to a number of bytes.
+fn cut(ranges: &mut Vec<Range>, mut bytes: usize) {
+    ranges.retain_mut(|range| {
+        range.len = range.len.min(bytes);
+        bytes -= range.len;
+        range.len > 0
+    });
+}
+
+/// What a scatter of `bytes` does to the memory that begins at `base`.
+fn spread(bytes: &[u8], ranges: &[Range], base: usize, memory: &mut [u8]) {
+    let mut rest = bytes;
+    for range in ranges {
+        let (now, later) = rest.split_at(range.len);
+        memory[range.address - base..][..range.len].copy_from_slice(now);
+        rest = later;
+    }
+}
+
+/// Every alignment of source and target, with lengths around all limits, in one launch.
+fn alignments(ordinal: u32) -> Outcome {
+    const LENGTHS: [usize; 22] = [
+        1, 2, 3, 7, 15, 16, 17, 31, 33, 63, 64, 100, 255, 511, 1000, 4095, 4096, 4097, 8191, 8192,
+        8193, 100_000,
+    ];
+    let mut random = Random::new(3);
+    let source = DeviceBuffer::alloc(ordinal, 1 << 20)?;
+    let bytes = random.bytes(source.len());
+    source.copy_from_host(0, &bytes)?;
+    let (mut from, mut to, mut at) = (Vec::new(), Vec::new(), 0);
+    for source_skew in 0..16 {
+        for target_skew in 0..16 {
+            for len in LENGTHS {
+                let start = random.below(source.len() - len - 32) & !15;
+                at = (at + 32) & !15;
+                from.push((start + source_skew, len));
+                to.push((at + target_skew, len));
+                at += target_skew + len;
+            }
+        }
+    }
+    let target = DeviceBuffer::alloc(ordinal, at + 32)?;
+    let mut expected = vec![POISON; target.len()];
+    for (&(from, len), &(to, _)) in from.iter().zip(&to) {
+        expected[to..][..len].copy_from_slice(&bytes[from..][..len]);
+    }
+    let ranges = |list: &[(usize, usize)], base: usize| -> Vec<Range> {
+        let range = |&(at, len): &(usize, usize)| Range {
+            address: base + at,
+            len,
+        };
+        list.iter().map(range).collect()
+    };
+    let (from, to) = (
+        ranges(&from, source.address()),
+        ranges(&to, target.address()),
+    );
+    for path in [Path::Engine, Path::Mapped] {
+        let mut queue = device(ordinal)?.queue_by(path)?;
+        target.fill(POISON)?;
+        // SAFETY: the buffers live on, and nobody else uses them, until the copy is done.
+        let ticket = unsafe { queue.copy(&from, &to) }?;
+        queue.wait(ticket)?;
+        let mut found = vec![0; target.len()];
+        target.copy_to_host(0, &mut found)?;
+        expect_equal(&format!("alignments by {path:?}"), &found, &expected)?;
+    }
+    println!(
+        "check: {} pieces of all alignments and lengths are right",
+        to.len()
+    );
+    Ok(())
+}
+
+/// More entries than the queue has room for at once.
+fn many_entries(ordinal: u32) -> Outcome {
+    const COUNT: usize = 200_000;
+    const SIZE: usize = 48;
+    let mut random = Random::new(5);
+    let source = DeviceBuffer::alloc(ordinal, COUNT * SIZE)?;
+    let bytes = random.bytes(source.len());
+    source.copy_from_host(0, &bytes)?;
+    let mut order: Vec<usize> = (0..COUNT).collect();
+    random.shuffle(&mut order);
+    let ranges: Vec<Range> = order
+        .iter()
+        .map(|i| Range {
+            address: source.address() + i * SIZE,
+            len: SIZE,
+        })
+        .collect();
+    let expected: Vec<u8> = order
+        .iter()
+        .flat_map(|i| &bytes[i * SIZE..][..SIZE])
+        .copied()
+        .collect();
+    let device = device(ordinal)?;
+    let host = device.pin(source.len())?;
+    for path in [Path::Staged, Path::Mapped] {
+        let mut queue = device.queue_by(path)?;
+        // SAFETY: the buffers live on, and nobody else uses them, until the copy is done.
+        let found = unsafe {
+            std::ptr::write_bytes(host.address(), POISON, host.len());
+            let ticket = queue.gather(&ranges, host.address())?;
+            queue.wait(ticket)?;
+            std::slice::from_raw_parts(host.address(), host.len())
+        };
+        expect_equal(&format!("{COUNT} entries by {path:?}"), found, &expected)?;
+    }
+    println!("check: {COUNT} entries in one call are right");
+    Ok(())
+}
+
+/// A full queue says so, starts nothing, and works again later; an empty list is done with what was before.
+fn full_queue(ordinal: u32) -> Outcome {
+    let buffer = DeviceBuffer::alloc(ordinal, 256 << 20)?;
+    let device = device(ordinal)?;
+    let mut queue = device.queue()?;
+    let half = buffer.len() / 2;
+    let range = |at: usize| {
+        [Range {
+            address: buffer.address() + at,
+            len: half,
+        }]
+    };
+    let mut last = None;
+    let mut was_full = false;
+    for _ in 0..300 {
+        // SAFETY: the buffer lives on, and nobody else uses it, until the copies are done.
+        match unsafe { queue.copy(&range(0), &range(half)) } {
+            Ok(ticket) => last = Some(ticket),
+            Err(Error::QueueFull { .. }) => {
+                was_full = true;
+                break;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let last = last.ok_or("not even one copy was accepted")?;
+    if !was_full {
+        return Err("300 copies of 128 MiB never filled a queue".into());
+    }
+    queue.wait(last)?;
+    // SAFETY: nothing is copied.
+    let empty = unsafe { queue.copy(&[], &[]) }?;
+    queue.wait(empty)?;
+    println!("check: a full queue says so and recovers");
+    Ok(())
+}

@@ -1,0 +1,71 @@
+//! Checks and measures this crate on a machine with a GPU: gpu_probe [--device N] [--check-only] [--leak N]
+//!
+//! Ends with a status other than zero if any byte is wrong. `--check-only` leaves the measurements out, for
+//! compute-sanitizer. `--leak N` makes and drops everything N times and compares the memory in use.
+
+mod bytes;
+mod check;
+mod leak;
+mod places;
+mod rates;
+mod raw;
+
+use std::process::ExitCode;
+
+type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+struct Arguments {
+    device: u32,
+    check_only: bool,
+    leak: Option<u32>,
+}
+
+fn main() -> ExitCode {
+    match arguments().and_then(|arguments| run(&arguments)) {
+        Ok(()) => {
+            println!("all is well");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn arguments() -> Outcome<Arguments> {
+    let mut found = Arguments {
+        device: 0,
+        check_only: false,
+        leak: None,
+    };
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut number =
+            || -> Outcome<u32> { Ok(words.next().ok_or("a number is missing")?.parse()?) };
+        match word.as_str() {
+            "--device" => found.device = number()?,
+            "--leak" => found.leak = Some(number()?),
+            "--check-only" => found.check_only = true,
+            _ => return Err(format!("unknown argument {word}").into()),
+        }
+    }
+    Ok(found)
+}
+
+fn run(arguments: &Arguments) -> Outcome {
+    for info in tcpx_cuda::devices()? {
+        println!("{info:?}");
+    }
+    let device = arguments.device;
+    println!("free: {} MiB", tcpx_cuda::free_bytes(device)? >> 20);
+    if let Some(rounds) = arguments.leak {
+        return leak::run(device, rounds);
+    }
+    places::run(device)?;
+    check::run(device)?;
+    if !arguments.check_only {
+        rates::run(device)?;
+    }
+    Ok(())
+}

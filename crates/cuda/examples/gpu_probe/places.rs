@@ -1,0 +1,163 @@
+//! That memory of every kind is found where it is, can be copied, and that the caller's context stays.
+
+use std::ffi::c_int;
+
+use tcpx_cuda::{Error, Range, device, locate};
+
+use crate::Outcome;
+use crate::bytes::{Random, expect_equal};
+use crate::raw::{AccessDescription, AllocationProperties, Context, Driver};
+
+const LEN: usize = 4 << 20;
+
+pub(crate) fn run(ordinal: u32) -> Outcome {
+    let driver = Driver::open()?;
+    let primary = device(ordinal)?;
+    expect_current(&driver, std::ptr::null_mut(), "after opening a device")?;
+
+    // What the application has current, below: a context of its own.
+    let mut other: Context = std::ptr::null_mut();
+    driver.ctx_create(&mut other, 0, ordinal as c_int)?;
+
+    let plain = vec![0_u8; LEN];
+    expect_host("plain memory", plain.as_ptr().addr())?;
+    expect_host("address zero", 0)?;
+
+    let mut address = 0;
+    driver.mem_alloc(&mut address, LEN)?;
+    let found =
+        locate(address as usize, LEN)?.ok_or("memory of a second context counts as host memory")?;
+    if found.is_same(&*primary) {
+        return Err("memory of a second context was taken for the primary context's".into());
+    }
+    usable(&driver, "cuMemAlloc in a second context", address)?;
+    match locate(address as usize + 1, LEN) {
+        Err(Error::OutOfAllocation { .. }) => {}
+        other => return Err(format!("a range past its allocation was accepted: {other:?}").into()),
+    }
+    drop(found);
+    driver.mem_free(address)?;
+
+    let buffer = tcpx_cuda::DeviceBuffer::alloc(ordinal, LEN)?;
+    let found = locate(buffer.address() + 5, 100)?.ok_or("a buffer counts as host memory")?;
+    if !found.is_same(&*primary) {
+        return Err("memory of the primary context was not taken for that".into());
+    }
+    usable(
+        &driver,
+        "cuMemAlloc in the primary context",
+        buffer.address() as u64,
+    )?;
+
+    driver.mem_alloc_async(&mut address, LEN, std::ptr::null_mut())?;
+    // Stream-ordered memory exists once the stream has reached it.
+    // The default stream is idle, so that is soon: a copy on the same stream would wait for it.
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    usable(&driver, "cuMemAllocAsync", address)?;
+    driver.mem_free_async(address, std::ptr::null_mut())?;
+
+    virtual_memory(&driver, ordinal)?;
+
+    let mut host = std::ptr::null_mut();
+    driver.mem_host_alloc(&mut host, LEN, 0)?;
+    expect_host("pinned memory of the driver", host.addr())?;
+    driver.mem_free_host(host)?;
+    let pinned = primary.pin(LEN)?;
+    expect_host("pinned memory", pinned.address().addr())?;
+    driver.mem_alloc_managed(&mut address, LEN, 1)?;
+    expect_host("managed memory", address as usize)?;
+    driver.mem_free(address)?;
+
+    expect_current(&driver, other, "at the end")?;
+    driver.ctx_destroy(other)?;
+    expect_current(&driver, std::ptr::null_mut(), "after its end")?;
+    Ok(())
+}
+
+fn expect_host(what: &str, address: usize) -> Outcome {
+    if let Some(device) = locate(address, LEN)? {
+        return Err(format!("{what} was found on {device:?}").into());
+    }
+    println!("place: {what} is host memory");
+    Ok(())
+}
+
+fn expect_current(driver: &Driver, expected: Context, when: &str) -> Outcome {
+    let current = driver.current()?;
+    if current != expected {
+        return Err(
+            format!("{when} the current context is {current:?} instead of {expected:?}").into(),
+        );
+    }
+    Ok(())
+}
+
+/// Locates memory, fills it by a scatter of small ranges and reads it back by a gather.
+fn usable(driver: &Driver, what: &str, address: u64) -> Outcome {
+    let current = driver.current()?;
+    let device =
+        locate(address as usize, LEN)?.ok_or_else(|| format!("{what} counts as host memory"))?;
+    expect_current(driver, current, what)?;
+    let mut queue = device.queue()?;
+    expect_current(driver, current, "after making a queue")?;
+    let host = device.pin(2 * LEN)?;
+    expect_current(driver, current, "after pinning")?;
+    let mut random = Random::new(address);
+    let bytes = random.bytes(LEN);
+    let mut ranges: Vec<Range> = (0..LEN / 4096)
+        .map(|i| Range {
+            address: address as usize + i * 4096,
+            len: 4096,
+        })
+        .collect();
+    random.shuffle(&mut ranges);
+    // SAFETY: all memory lives on, and nobody else uses it, until the copies are done.
+    let back = unsafe {
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), host.address(), LEN);
+        queue.scatter(host.address(), &ranges)?;
+        let ticket = queue.gather(&ranges, host.address().add(LEN))?;
+        queue.wait(ticket)?;
+        std::slice::from_raw_parts(host.address().add(LEN), LEN)
+    };
+    expect_equal(what, back, &bytes)?;
+    expect_current(driver, current, "after copies")?;
+    drop((queue, host));
+    expect_current(driver, current, "after a queue's end")?;
+    println!("place: {what} is on device {}", device.ordinal());
+    Ok(())
+}
+
+/// Two mappings side by side, as allocators with expandable segments make them.
+fn virtual_memory(driver: &Driver, ordinal: u32) -> Outcome {
+    const DEVICE: c_int = 1;
+    let properties = AllocationProperties {
+        kind: 1,
+        location_kind: DEVICE,
+        location_id: ordinal as c_int,
+        ..Default::default()
+    };
+    let access = AccessDescription {
+        location_kind: DEVICE,
+        location_id: ordinal as c_int,
+        flags: 3,
+    };
+    let half = LEN / 2;
+    let mut address = 0;
+    driver.mem_address_reserve(&mut address, 2 * LEN, 0, 0, 0)?;
+    for i in 0..2 {
+        let mut handle = 0;
+        driver.mem_create(&mut handle, half, &properties, 0)?;
+        driver.mem_map(address + i * half as u64, half, 0, handle, 0)?;
+        driver.mem_release(handle)?;
+    }
+    driver.mem_set_access(address, LEN, &access, 1)?;
+    usable(driver, "virtual memory of two mappings", address)?;
+    match locate(address as usize, LEN + 1) {
+        Err(Error::OutOfAllocation { .. }) => {}
+        other => println!("place: note: a range past the mappings gives {other:?}"),
+    }
+    for i in 0..2 {
+        driver.mem_unmap(address + i * half as u64, half)?;
+    }
+    driver.mem_address_free(address, 2 * LEN)
+}

@@ -1,0 +1,247 @@
+//! How fast it is.
+
+use std::time::{Duration, Instant};
+
+use tcpx_cuda::{DeviceBuffer, Error, Path, Queue, Range, Ticket, device};
+
+use crate::Outcome;
+use crate::bytes::Random;
+
+const MIB: usize = 1 << 20;
+
+pub(crate) fn run(ordinal: u32) -> Outcome {
+    within_device(ordinal)?;
+    host_time(ordinal)?;
+    latency(ordinal)?;
+    to_and_from_host(ordinal)
+}
+
+/// Blocks of one buffer in random order.
+fn blocks(buffer: &DeviceBuffer, size: usize, seed: u64) -> Vec<Range> {
+    let mut ranges: Vec<Range> = (0..buffer.len() / size)
+        .map(|i| Range {
+            address: buffer.address() + i * size,
+            len: size,
+        })
+        .collect();
+    Random::new(seed).shuffle(&mut ranges);
+    ranges
+}
+
+/// Starts a copy, waiting while the queue is full.
+fn push(
+    queue: &mut dyn Queue,
+    start: &mut dyn FnMut(&mut dyn Queue) -> Result<Ticket, Error>,
+) -> Outcome<Ticket> {
+    loop {
+        match start(queue) {
+            Err(Error::QueueFull { .. }) => std::thread::yield_now(),
+            other => return Ok(other?),
+        }
+    }
+}
+
+/// Seconds that one copy takes when many follow each other.
+fn seconds_each(
+    queue: &mut dyn Queue,
+    rounds: u32,
+    mut start: impl FnMut(&mut dyn Queue) -> Result<Ticket, Error>,
+) -> Outcome<f64> {
+    let warm = push(queue, &mut start)?;
+    queue.wait(warm)?;
+    let started = Instant::now();
+    let mut last = warm;
+    for _ in 0..rounds {
+        last = push(queue, &mut start)?;
+    }
+    while !queue.is_done(last)? {}
+    Ok(started.elapsed().as_secs_f64() / f64::from(rounds))
+}
+
+fn within_device(ordinal: u32) -> Outcome {
+    for len in [16 * MIB, 256 * MIB, 1024 * MIB] {
+        let from = DeviceBuffer::alloc(ordinal, len)?;
+        let to = DeviceBuffer::alloc(ordinal, len)?;
+        let device = device(ordinal)?;
+        let rounds = (8192 * MIB / len) as u32;
+        let mut engine = 0.0;
+        for size in [len, 4096, 16384, 512] {
+            let path = if size == len {
+                Path::Engine
+            } else {
+                Path::Auto
+            };
+            let mut queue = device.queue_by(path)?;
+            let (from, to) = (blocks(&from, size, 1), blocks(&to, size, 2));
+            // SAFETY: the buffers outlive the copies: the last is waited for.
+            let each = seconds_each(&mut *queue, rounds, |queue| unsafe {
+                queue.copy(&from, &to)
+            })?;
+            let rate = len as f64 / each / 1e9;
+            if size == len {
+                engine = rate;
+            }
+            println!(
+                "rate: device copy of {:5} MiB in blocks of {size:>10}: {rate:7.0} GB/s, {:.2} of cuMemcpyDtoD, {:8.1} us",
+                len / MIB,
+                rate / engine,
+                each * 1e6
+            );
+        }
+    }
+    Ok(())
+}
+
+fn median(mut times: Vec<Duration>) -> (f64, f64) {
+    times.sort();
+    let micros = |i: usize| times[i].as_secs_f64() * 1e6;
+    (micros(times.len() / 2), micros(times.len() * 99 / 100))
+}
+
+/// What the calling thread pays for one call.
+fn host_time(ordinal: u32) -> Outcome {
+    let from = DeviceBuffer::alloc(ordinal, 64 * MIB)?;
+    let to = DeviceBuffer::alloc(ordinal, 64 * MIB)?;
+    let mut queue = device(ordinal)?.queue()?;
+    for (entries, size) in [
+        (64, 16384),
+        (240, 4096),
+        (4096, 4096),
+        (4096, 16384),
+        (16384, 4096),
+    ] {
+        let (mut from, mut to) = (blocks(&from, size, 1), blocks(&to, size, 2));
+        from.truncate(entries);
+        to.truncate(entries);
+        let mut times = Vec::new();
+        for _ in 0..200 {
+            let started = Instant::now();
+            // SAFETY: the buffers outlive the copy, which is waited for.
+            let ticket = unsafe { queue.copy(&from, &to) }?;
+            times.push(started.elapsed());
+            queue.wait(ticket)?;
+        }
+        let (half, most) = median(times);
+        println!(
+            "host time: copy of {entries:>5} x {size:>5}: median {half:6.1} us, 99 % {most:6.1} us"
+        );
+    }
+    Ok(())
+}
+
+/// From the call until a poll says that it is done.
+fn latency(ordinal: u32) -> Outcome {
+    let buffer = DeviceBuffer::alloc(ordinal, 64 * MIB)?;
+    let device = device(ordinal)?;
+    let host = device.pin(4 * MIB)?;
+    let cases = [
+        (1, 4096),
+        (8, 4096),
+        (64, 16384),
+        (256, 4096),
+        (16, 65536),
+        (1, MIB),
+    ];
+    for (entries, size) in cases {
+        let mut ranges = blocks(&buffer, size, 1);
+        ranges.truncate(entries);
+        for path in [Path::Engine, Path::Staged, Path::Mapped] {
+            let mut queue = device.queue_by(path)?;
+            let mut show = |what: &str, scatter: bool| -> Outcome {
+                let mut times = Vec::new();
+                for _ in 0..500 {
+                    let started = Instant::now();
+                    // SAFETY: the buffers outlive the copy, which is waited for.
+                    let ticket = unsafe {
+                        if scatter {
+                            queue.scatter(host.address(), &ranges)
+                        } else {
+                            queue.gather(&ranges, host.address())
+                        }
+                    }?;
+                    while !queue.is_done(ticket)? {}
+                    times.push(started.elapsed());
+                }
+                let (half, most) = median(times);
+                println!(
+                    "latency: {what} of {entries:>3} x {size:>7} by {path:<8?}: median {half:6.1} us, 99 % {most:6.1} us"
+                );
+                Ok(())
+            };
+            show("gather ", false)?;
+            show("scatter", true)?;
+        }
+    }
+    Ok(())
+}
+
+/// One mebibyte at a time, four in flight on each queue, each queue on a thread of its own.
+fn to_and_from_host(ordinal: u32) -> Outcome {
+    const SLOT: usize = MIB;
+    for size in [SLOT, 65536, 16384, 4096] {
+        for path in [Path::Engine, Path::Staged, Path::Mapped] {
+            if size == SLOT && path != Path::Engine {
+                continue;
+            }
+            for scatter in [false, true] {
+                let mut line = String::new();
+                for queues in [1, 2, 4, 8] {
+                    let rate = std::thread::scope(|scope| -> Outcome<f64> {
+                        let threads: Vec<_> = (0..queues)
+                            .map(|seed| {
+                                scope.spawn(move || one_queue(ordinal, path, size, scatter, seed))
+                            })
+                            .collect();
+                        let mut sum = 0.0;
+                        for thread in threads {
+                            sum += thread.join().map_err(|_| "a thread panicked")??;
+                        }
+                        Ok(sum)
+                    })?;
+                    line += &format!(" {rate:6.1}");
+                }
+                let what = if scatter { "scatter" } else { "gather " };
+                println!(
+                    "rate: {what} of {:>4} x {size:>7} by {path:<8?}: GB/s with 1, 2, 4, 8 queues:{line}",
+                    SLOT / size
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+fn one_queue(ordinal: u32, path: Path, size: usize, scatter: bool, seed: u64) -> Outcome<f64> {
+    const SLOTS: usize = 4;
+    const TIME: Duration = Duration::from_millis(200);
+    let device = device(ordinal)?;
+    let buffer = DeviceBuffer::alloc(ordinal, 256 * MIB)?;
+    let host = device.pin(SLOTS * MIB)?;
+    let mut queue = device.queue_by(path)?;
+    let ranges = blocks(&buffer, size, seed);
+    let mut lists = ranges.chunks(MIB / size).cycle();
+    let mut tickets = [None; SLOTS];
+    let (mut moved, mut slot) = (0, 0);
+    let started = Instant::now();
+    while started.elapsed() < TIME {
+        if let Some(ticket) = tickets[slot] {
+            while !queue.is_done(ticket)? {}
+            moved += MIB;
+        }
+        let list = lists.next().ok_or("no blocks")?;
+        // SAFETY: the buffers outlive the queue, whose drop waits for the copies.
+        let ticket = unsafe {
+            let at = host.address().add(slot * MIB);
+            if scatter {
+                queue.scatter(at, list)
+            } else {
+                queue.gather(list, at)
+            }
+        }?;
+        tickets[slot] = Some(ticket);
+        slot = (slot + 1) % SLOTS;
+    }
+    let rate = moved as f64 / started.elapsed().as_secs_f64() / 1e9;
+    drop(queue);
+    Ok(rate)
+}

@@ -1,0 +1,96 @@
+// Copies many ranges in one launch. Built by build.py; the result, copy.ptx, is part of the source.
+//
+// The host cuts the work into items of at most 8 KiB, one for each warp (src/table.rs). A launch has thousands
+// of warps, and each has 4 KiB of loads on the way before its first store: memory latency is hidden even where
+// one side is host memory behind PCIe.
+
+// Loads that a thread has on the way at once. Eight of 16 bytes in 32 lanes are 4 KiB, a common block.
+#define DEPTH 8
+#define WARP 32
+#define INLINE_ITEMS 248
+// Warps of a block of `tcpx_copy_table`: their items, 128 bytes, are one read.
+#define TABLE_WARPS 8
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// What one warp copies, as `Item` of src/table.rs: where from in the low 48 bits of x, the length in its high 16,
+// where to in y.
+typedef ulonglong2 item;
+
+struct inline_items {
+  item at[INLINE_ITEMS];
+};
+
+// The bytes are read and written once: they should not drive others out of the cache.
+template <typename T> __device__ __forceinline__ T load(const T *from) { return __ldcs(from); }
+template <typename T> __device__ __forceinline__ void store(T *to, T value) { __stcs(to, value); }
+
+// Copies `count` values of one width, aligned on both sides.
+template <typename T> __device__ __forceinline__ void copy_wide(u64 from, u64 to, u32 count, u32 lane) {
+  const T *source = (const T *)from;
+  T *target = (T *)to;
+  for (u32 first = lane; first < count; first += WARP * DEPTH) {
+    T held[DEPTH];
+#pragma unroll
+    for (u32 k = 0; k < DEPTH; k++) {
+      u32 i = first + k * WARP;
+      if (i < count) held[k] = load(source + i);
+    }
+#pragma unroll
+    for (u32 k = 0; k < DEPTH; k++) {
+      u32 i = first + k * WARP;
+      if (i < count) store(target + i, held[k]);
+    }
+  }
+}
+
+// Copies one item with the widest accesses that both sides allow. What lies before the first and after the last
+// aligned value, less than 16 bytes each, goes byte by byte: the head by the lower half of the warp, the tail by
+// the upper half.
+__device__ __forceinline__ void copy_item(item work, u64 from_base, u64 to_base, u32 lane) {
+  u64 from = from_base + (work.x & 0xffffffffffffull);
+  u64 to = to_base + work.y;
+  u32 len = (u32)(work.x >> 48);
+
+  // The lowest bit in which the sides differ, at most 16.
+  u32 differ = (u32)(from ^ to) | 16;
+  u32 width = differ & (0u - differ);
+  u32 head = (0u - (u32)to) & (width - 1);
+  if (head > len) head = len;
+  u32 body = (len - head) & ~(width - 1);
+  u32 tail = len - head - body;
+
+  u32 edge = lane < 16 ? lane : lane - 16;
+  u32 offset = lane < 16 ? edge : head + body + edge;
+  if (edge < (lane < 16 ? head : tail)) store((u8 *)to + offset, load((const u8 *)from + offset));
+
+  from += head;
+  to += head;
+  switch (width) {
+  case 16: copy_wide<uint4>(from, to, body / 16, lane); break;
+  case 8: copy_wide<u64>(from, to, body / 8, lane); break;
+  case 4: copy_wide<u32>(from, to, body / 4, lane); break;
+  case 2: copy_wide<u16>(from, to, body / 2, lane); break;
+  default: copy_wide<u8>(from, to, body, lane); break;
+  }
+}
+
+// Few items: they are parameters, which a launch brings along.
+extern "C" __global__ void tcpx_copy_inline(const inline_items items, u32 count, u64 from_base, u64 to_base) {
+  u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+  if (warp < count) copy_item(items.at[warp], from_base, to_base, threadIdx.x % WARP);
+}
+
+// Many items: they are in host memory, and a block reads those of all its warps at once.
+extern "C" __global__ void __launch_bounds__(TABLE_WARPS *WARP)
+    tcpx_copy_table(const item *items, u32 count, u64 from_base, u64 to_base) {
+  __shared__ item mine[TABLE_WARPS];
+  u32 first = blockIdx.x * TABLE_WARPS;
+  u32 warp = threadIdx.x / WARP;
+  if (threadIdx.x < TABLE_WARPS && first + threadIdx.x < count) mine[threadIdx.x] = items[first + threadIdx.x];
+  __syncthreads();
+  if (first + warp < count) copy_item(mine[warp], from_base, to_base, threadIdx.x % WARP);
+}

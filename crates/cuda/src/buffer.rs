@@ -1,0 +1,150 @@
+//! Device memory of our own.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use crate::context::{Context, log};
+use crate::error::Error;
+use crate::{Device, give_way, sys};
+
+/// Memory of a device, for benchmarks and tests. Its copies wait until they are done.
+#[derive(Debug)]
+pub struct DeviceBuffer {
+    context: Arc<Context>,
+    stream: sys::Stream,
+    address: sys::DevicePtr,
+    len: usize,
+}
+
+// SAFETY: memory and a stream of the device: handles that the driver lets any thread use.
+unsafe impl Send for DeviceBuffer {}
+// SAFETY: as above; the driver serialises what threads put on the stream.
+unsafe impl Sync for DeviceBuffer {}
+
+impl DeviceBuffer {
+    /// Allocates `len` bytes, of any content, on device `ordinal`, which is initialised if need be.
+    pub fn alloc(ordinal: u32, len: usize) -> Result<Self, Error> {
+        let context = Context::primary(sys::initialised()?, ordinal)?;
+        let api = context.api;
+        let _scope = context.enter()?;
+        let mut buffer = Self {
+            context: Arc::clone(&context),
+            stream: std::ptr::null_mut(),
+            address: 0,
+            len,
+        };
+        // SAFETY: stores a handle.
+        let code = unsafe { (api.stream_create)(&mut buffer.stream, sys::STREAM_NON_BLOCKING) };
+        api.check(code, "making a stream")?;
+        // SAFETY: stores an address.
+        let code = unsafe { (api.mem_alloc)(&mut buffer.address, len.max(1)) };
+        api.check(code, "allocating device memory")?;
+        Ok(buffer)
+    }
+
+    /// Its first byte, on the device.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.address as usize
+    }
+
+    /// How many bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The device that it lies on.
+    #[must_use]
+    pub fn device(&self) -> Arc<dyn Device> {
+        self.context.arc()
+    }
+
+    /// Copies bytes from the host to `offset`.
+    pub fn copy_from_host(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        let at = self.within(offset, bytes.len())?;
+        self.run("copying to device memory", |stream| {
+            // SAFETY: both ranges are valid, and stay so until `run` returns.
+            unsafe {
+                let from = bytes.as_ptr().cast::<c_void>();
+                (self.context.api.memcpy_htod_async)(at, from, bytes.len(), stream)
+            }
+        })
+    }
+
+    /// Copies bytes at `offset` to the host.
+    pub fn copy_to_host(&self, offset: usize, bytes: &mut [u8]) -> Result<(), Error> {
+        let at = self.within(offset, bytes.len())?;
+        let len = bytes.len();
+        let to = bytes.as_mut_ptr().cast::<c_void>();
+        self.run("copying from device memory", |stream| {
+            // SAFETY: both ranges are valid, and stay so until `run` returns.
+            unsafe { (self.context.api.memcpy_dtoh_async)(to, at, len, stream) }
+        })
+    }
+
+    /// Sets every byte.
+    pub fn fill(&self, byte: u8) -> Result<(), Error> {
+        let at = self.within(0, self.len)?;
+        self.run("filling device memory", |stream| {
+            // SAFETY: the whole buffer.
+            unsafe { (self.context.api.memset_d8_async)(at, byte, self.len, stream) }
+        })
+    }
+
+    fn within(&self, offset: usize, len: usize) -> Result<sys::DevicePtr, Error> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(Error::OutOfBounds {
+                offset,
+                len,
+                size: self.len,
+            });
+        }
+        Ok(self.address + offset as sys::DevicePtr)
+    }
+
+    /// Starts something on the stream and waits until it is over.
+    fn run(
+        &self,
+        asked: &'static str,
+        start: impl FnOnce(sys::Stream) -> sys::Code,
+    ) -> Result<(), Error> {
+        let api = self.context.api;
+        let _scope = self.context.enter()?;
+        api.check(start(self.stream), asked)?;
+        let mut turns = 0;
+        loop {
+            // SAFETY: our own stream.
+            match unsafe { (api.stream_query)(self.stream) } {
+                sys::NOT_READY => give_way(&mut turns),
+                code => return api.check(code, asked),
+            }
+        }
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        let api = self.context.api;
+        // A context that is gone has taken everything along.
+        let Ok(_scope) = self.context.enter() else {
+            return;
+        };
+        if self.address != 0 {
+            // SAFETY: allocated by `alloc`; its own copies are over, other users have kept it until now.
+            let code = unsafe { (api.mem_free)(self.address) };
+            log(api, code, "freeing device memory");
+        }
+        if !self.stream.is_null() {
+            // SAFETY: made by `alloc`.
+            let code = unsafe { (api.stream_destroy)(self.stream) };
+            log(api, code, "closing a stream");
+        }
+    }
+}

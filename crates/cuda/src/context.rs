@@ -1,0 +1,268 @@
+//! One CUDA context and what is made in it once: the kernels.
+
+use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::Mutex;
+
+use crate::error::Error;
+use crate::pinned::Pinned;
+use crate::queue::CudaQueue;
+use crate::sys::{self, Api};
+use crate::{Device, Path, Queue, info};
+
+/// The kernels, as PTX: the driver compiles them for the GPU it finds.
+const PTX: &CStr = match CStr::from_bytes_with_nul(
+    concat!(include_str!("../kernels/copy.ptx"), "\0").as_bytes(),
+) {
+    Ok(text) => text,
+    Err(_) => panic!("copy.ptx contains a zero byte"),
+};
+
+/// A CUDA context.
+pub(crate) struct Context {
+    pub(crate) api: &'static Api,
+    pub(crate) raw: sys::Context,
+    /// See `Api::ctx_get_id`; zero where the driver has none.
+    id: u64,
+    device: sys::Device,
+    ordinal: u32,
+    /// Whether a reference to the device's primary context is held.
+    is_retained: bool,
+    kernels: OnceLock<Kernels>,
+    /// For pinned memory.
+    numa_node: OnceLock<Option<u32>>,
+    /// Held while the kernels are being compiled, so that it happens once.
+    compiling: Mutex<()>,
+    weak: Weak<Context>,
+}
+
+// SAFETY: contexts and functions are handles that the driver lets any thread use, and it locks by itself.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+/// The context's functions, and the module that they live in.
+pub(crate) struct Kernels {
+    module: sys::Module,
+    /// Its work items are kernel parameters.
+    pub(crate) inline: sys::Function,
+    /// Its work items are in memory.
+    pub(crate) table: sys::Function,
+}
+
+/// Contexts in use, so that all memory of one context shares one value.
+static CONTEXTS: Mutex<Vec<Weak<Context>>> = Mutex::new(Vec::new());
+
+impl Context {
+    /// The primary context of a device, made if need be.
+    pub(crate) fn primary(api: &'static Api, ordinal: u32) -> Result<Arc<Self>, Error> {
+        let device = info::raw_device(api, ordinal)?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: stores a handle.
+        let code = unsafe { (api.primary_ctx_retain)(&mut raw, device) };
+        api.check(code, "opening the device's primary context")?;
+        Ok(Self::shared(api, raw, device, ordinal, true))
+    }
+
+    /// The context that some memory was allocated in.
+    pub(crate) fn of_memory(
+        api: &'static Api,
+        raw: sys::Context,
+        ordinal: u32,
+    ) -> Result<Arc<Self>, Error> {
+        let device = info::raw_device(api, ordinal)?;
+        let (mut flags, mut is_active): (c_uint, c_int) = (0, 0);
+        // SAFETY: stores two numbers.
+        let code = unsafe { (api.primary_ctx_get_state)(device, &mut flags, &mut is_active) };
+        api.check(code, "asking for the state of the primary context")?;
+        if is_active != 0 {
+            let primary = Self::primary(api, ordinal)?;
+            if primary.raw == raw {
+                return Ok(primary);
+            }
+        }
+        Ok(Self::shared(api, raw, device, ordinal, false))
+    }
+
+    /// The value in use for a context, or a new one. Takes over one reference to a primary context.
+    fn shared(
+        api: &'static Api,
+        raw: sys::Context,
+        device: sys::Device,
+        ordinal: u32,
+        is_retained: bool,
+    ) -> Arc<Self> {
+        let mut id = 0;
+        if let Some(get_id) = api.ctx_get_id {
+            // SAFETY: stores a number. It stays zero if that fails.
+            unsafe { get_id(raw, &mut id) };
+        }
+        let mut contexts = CONTEXTS.lock();
+        contexts.retain(|context| context.strong_count() > 0);
+        let known = contexts.iter().filter_map(Weak::upgrade);
+        // The id tells a context from an earlier one that lived at the same address.
+        if let Some(context) = known.into_iter().find(|c| c.raw == raw && c.id == id) {
+            drop(contexts);
+            if is_retained {
+                release(api, device);
+            }
+            return context;
+        }
+        let context = Arc::new_cyclic(|weak| Self {
+            api,
+            raw,
+            id,
+            device,
+            ordinal,
+            is_retained,
+            kernels: OnceLock::new(),
+            numa_node: OnceLock::new(),
+            compiling: Mutex::new(()),
+            weak: weak.clone(),
+        });
+        contexts.push(Arc::downgrade(&context));
+        context
+    }
+
+    /// Makes the context current on this thread until the guard is dropped.
+    pub(crate) fn enter(&self) -> Result<Scope, Error> {
+        let mut current = std::ptr::null_mut();
+        // SAFETY: stores a handle.
+        let code = unsafe { (self.api.ctx_get_current)(&mut current) };
+        self.api.check(code, "asking for the current context")?;
+        let is_pushed = current != self.raw;
+        if is_pushed {
+            // SAFETY: a handle; the driver notices one that is no longer alive.
+            let code = unsafe { (self.api.ctx_push_current)(self.raw) };
+            self.api.check(code, "entering the CUDA context")?;
+        }
+        Ok(Scope {
+            api: self.api,
+            is_pushed,
+            not_send: PhantomData,
+        })
+    }
+
+    /// The kernels, compiled by the first call. The context must be current.
+    pub(crate) fn kernels(&self) -> Result<&Kernels, Error> {
+        if let Some(kernels) = self.kernels.get() {
+            return Ok(kernels);
+        }
+        let _compiling = self.compiling.lock();
+        if let Some(kernels) = self.kernels.get() {
+            return Ok(kernels);
+        }
+        let api = self.api;
+        let mut module = std::ptr::null_mut();
+        // SAFETY: the text ends with a zero byte.
+        let code = unsafe { (api.module_load_data)(&mut module, PTX.as_ptr().cast::<c_void>()) };
+        api.check(code, "compiling the copy kernels")?;
+        let function = |name: &CStr| {
+            let mut function = std::ptr::null_mut();
+            // SAFETY: the module was loaded just now, the name ends with a zero byte.
+            let code = unsafe { (api.module_get_function)(&mut function, module, name.as_ptr()) };
+            api.check(code, "finding a copy kernel").map(|()| function)
+        };
+        match (function(c"tcpx_copy_inline"), function(c"tcpx_copy_table")) {
+            (Ok(inline), Ok(table)) => Ok(self.kernels.get_or_init(|| Kernels {
+                module,
+                inline,
+                table,
+            })),
+            (Err(error), _) | (_, Err(error)) => {
+                // SAFETY: nothing of the module is in use.
+                unsafe { (api.module_unload)(module) };
+                Err(error)
+            }
+        }
+    }
+
+    /// This context by the `Arc` it lives in.
+    pub(crate) fn arc(&self) -> Arc<Self> {
+        // A context is made in an `Arc` only, and whoever calls this keeps it alive.
+        self.weak.upgrade().expect("a context lives in an Arc")
+    }
+
+    pub(crate) fn numa_node(&self) -> Option<u32> {
+        *self.numa_node.get_or_init(|| {
+            info::pci_bus_id(self.api, self.device).and_then(|id| info::numa_node(&id))
+        })
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context")
+            .field("ordinal", &self.ordinal)
+            .field("raw", &self.raw)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Device for Context {
+    fn queue_by(&self, path: Path) -> Result<Box<dyn Queue>, Error> {
+        Ok(Box::new(CudaQueue::new(self.arc(), path)?))
+    }
+
+    fn pin(&self, len: usize) -> Result<Pinned, Error> {
+        Pinned::near(self.arc(), len)
+    }
+
+    fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    fn identity(&self) -> usize {
+        self.raw.addr()
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if let Some(kernels) = self.kernels.get()
+            && let Ok(_scope) = self.enter()
+        {
+            // SAFETY: queues, the only users, hold the context and are gone.
+            let code = unsafe { (self.api.module_unload)(kernels.module) };
+            log(self.api, code, "unloading the copy kernels");
+        }
+        if self.is_retained {
+            release(self.api, self.device);
+        }
+    }
+}
+
+fn release(api: &Api, device: sys::Device) {
+    // SAFETY: gives back one reference that was taken.
+    let code = unsafe { (api.primary_ctx_release)(device) };
+    log(api, code, "releasing the device's primary context");
+}
+
+/// For `Drop`, which cannot report. That CUDA has ended before us is how processes end.
+pub(crate) fn log(api: &Api, code: sys::Code, asked: &'static str) {
+    if code != sys::SUCCESS && code != sys::DEINITIALIZED {
+        tracing::warn!("{}", api.error(code, asked));
+    }
+}
+
+/// A context is current on this thread; afterwards the one before is again.
+pub(crate) struct Scope {
+    api: &'static Api,
+    is_pushed: bool,
+    /// What is current belongs to the thread.
+    not_send: PhantomData<*const ()>,
+}
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        if self.is_pushed {
+            let mut popped = std::ptr::null_mut();
+            // SAFETY: takes off what `enter` put on.
+            let code = unsafe { (self.api.ctx_pop_current)(&mut popped) };
+            log(self.api, code, "leaving the CUDA context");
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! What can go wrong, and what to do about it.
+
+/// Why something could not be done with a device. The text says what was asked, what was found and
+/// what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no CUDA driver on this machine (or in this container).
+    #[error(
+        "CUDA is not available: libcuda.so.1 cannot be loaded ({reason}). Install the NVIDIA driver, or give the \
+         container access to it (`--gpus all`)"
+    )]
+    NoLibrary {
+        /// What the dynamic linker said.
+        reason: String,
+    },
+    /// The driver lacks a function that every supported version has.
+    #[error(
+        "the CUDA driver has no function {symbol}: it is too old, install driver 520 (CUDA 11.8) or later"
+    )]
+    MissingSymbol {
+        /// The function.
+        symbol: &'static str,
+    },
+    /// The driver is there and works, but sees no GPU.
+    #[error("the CUDA driver sees no GPU: check `nvidia-smi` and CUDA_VISIBLE_DEVICES")]
+    NoDevice,
+    /// A device was asked for that the process cannot see.
+    #[error(
+        "there is no CUDA device {ordinal}: this process sees {count}, numbered from 0 (CUDA_VISIBLE_DEVICES selects them)"
+    )]
+    NoSuchDevice {
+        /// What was asked for.
+        ordinal: u32,
+        /// How many there are.
+        count: u32,
+    },
+    /// The process was forked from one that uses CUDA, where CUDA cannot work.
+    #[error(
+        "CUDA cannot be used in a process forked from one that uses it: start it anew (Python: the `spawn` start method)"
+    )]
+    Forked,
+    /// The driver refused, or an earlier copy failed on the device.
+    #[error("{asked} failed: {name} ({code}). {advice}")]
+    Driver {
+        /// What was asked of the driver.
+        asked: &'static str,
+        /// The driver's name for the failure.
+        name: &'static str,
+        /// The driver's number for the failure.
+        code: i32,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// Too much is in flight on this queue; nothing was started. Ask `is_done`, then try again.
+    #[error(
+        "the copy queue is full ({tickets} copies in flight): ask whether the oldest is done, then try again"
+    )]
+    QueueFull {
+        /// Copies in flight.
+        tickets: usize,
+    },
+    /// A range begins in one allocation and ends outside of it.
+    #[error(
+        "{len} bytes at {address:#x} do not lie in one allocation: the one there is {size} bytes at {base:#x}"
+    )]
+    OutOfAllocation {
+        /// Start of the range asked for.
+        address: usize,
+        /// Its length.
+        len: usize,
+        /// Start of the allocation.
+        base: usize,
+        /// Its length.
+        size: usize,
+    },
+    /// The two lists of a copy differ in length.
+    #[error(
+        "{from} bytes cannot be copied to {to} bytes: both lists must have the same total length"
+    )]
+    Lengths {
+        /// Bytes to copy from.
+        from: u64,
+        /// Bytes to copy to.
+        to: u64,
+    },
+    /// An address that no GPU can have.
+    #[error("the range that ends at {end:#x} is no device memory: addresses are below 2^48")]
+    BadAddress {
+        /// One past the highest byte asked for.
+        end: u64,
+    },
+    /// The operating system gave no memory.
+    #[error(
+        "cannot get {len} bytes of host memory for the device: {reason}. Check `free` and `ulimit -l`"
+    )]
+    HostMemory {
+        /// How much was asked for.
+        len: usize,
+        /// What the operating system said.
+        reason: String,
+    },
+    /// An access outside a buffer.
+    #[error("bytes {offset}..{offset}+{len} are outside the buffer of {size}")]
+    OutOfBounds {
+        /// First byte.
+        offset: usize,
+        /// How many.
+        len: usize,
+        /// The buffer's length.
+        size: usize,
+    },
+    /// The failure that a stand-in was told to have.
+    #[error("the stand-in failed after {copies} copies, as it was told to")]
+    Injected {
+        /// Copies that it did before.
+        copies: u64,
+    },
+}

@@ -1,0 +1,172 @@
+//! GPU memory for tcpx: where memory lies, and copies between it and pinned host memory.
+//!
+//! The CUDA driver is loaded at run time, never linked: the same binary runs where there is no GPU.
+//!
+//! - [`locate`]: which device an address belongs to. [`device`], [`devices`]: devices by number.
+//! - [`Device`]: a CUDA context, or the [`StandIn`], with which everything above is tested without a GPU.
+//! - [`Queue`]: copies in order, without waiting: many small ranges cost one kernel launch.
+//! - [`Pinned`]: host memory that the device reads and writes by itself, on its own NUMA node.
+//! - [`DeviceBuffer`]: device memory for benchmarks and tests.
+//!
+//! Inside: `sys` is the driver's interface, `context` owns one CUDA context and what was made in it,
+//! `table` is the pure logic that cuts lists into work for the kernel in `kernels/copy.cu`, `queue`
+//! starts the work. A queue, pinned memory and a buffer each hold their context by an `Arc`: dropping
+//! in any order is safe.
+//!
+//! Every entry leaves the calling thread's current CUDA context as it found it, uses streams of its own
+//! that do not wait for the default stream, and never synchronises a device.
+
+mod buffer;
+mod context;
+mod error;
+mod info;
+mod locate;
+mod pinned;
+mod queue;
+mod standin;
+mod sys;
+mod table;
+
+use std::fmt::Debug;
+
+pub use buffer::DeviceBuffer;
+pub use error::Error;
+pub use info::{DeviceInfo, devices, free_bytes};
+pub use locate::{device, locate};
+pub use pinned::Pinned;
+pub use standin::StandIn;
+
+/// A contiguous range of a device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// Its first byte.
+    pub address: usize,
+    /// How many bytes.
+    pub len: usize,
+}
+
+/// One piece of [`Queue::unpack`]: offsets from two base addresses.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Entry {
+    /// Where from, relative to the base of the source.
+    pub from: u64,
+    /// Where to, relative to the base of the target.
+    pub to: u64,
+    /// How many bytes.
+    pub len: u64,
+}
+
+/// Names one copy of a queue; later copies have greater tickets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+/// By which way a queue moves bytes. All ways give the same result.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Path {
+    /// The copy engine for few or large ranges, otherwise the kernel by the way that is faster.
+    #[default]
+    Auto,
+    /// Always the copy engine: one copy a range.
+    Engine,
+    /// The kernel gathers into device memory, the copy engine takes that to the host (and back likewise).
+    Staged,
+    /// The kernel reads and writes the pinned host memory itself.
+    Mapped,
+}
+
+/// A device that memory lies on: a CUDA context, or the [`StandIn`].
+pub trait Device: Send + Sync + Debug {
+    /// Makes a queue: one stream and the events it needs.
+    ///
+    /// The first queue of a device compiles the kernels, which can take a tenth of a second.
+    fn queue(&self) -> Result<Box<dyn Queue>, Error> {
+        self.queue_by(Path::Auto)
+    }
+
+    /// Makes a queue that moves bytes by the given way; for measurements.
+    fn queue_by(&self, path: Path) -> Result<Box<dyn Queue>, Error>;
+
+    /// Page-locked host memory near the device (same NUMA node), zeroed, usable by the queues of every
+    /// device of its kind.
+    fn pin(&self, len: usize) -> Result<Pinned, Error>;
+
+    /// The device's number in this process.
+    fn ordinal(&self) -> u32;
+
+    /// Names the context, for [`Device::is_same`]: no two that live at the same time share one.
+    fn identity(&self) -> usize;
+
+    /// Whether both are the same context, so that a queue of one can serve the memory of the other.
+    fn is_same(&self, other: &dyn Device) -> bool {
+        self.identity() == other.identity()
+    }
+}
+
+/// Copies in order, without waiting for them.
+///
+/// An error other than [`Error::QueueFull`] is final for the queue: whatever had been started may still
+/// be running, and dropping the queue waits until it is over.
+pub trait Queue: Send {
+    /// Starts copying `from` (this device's memory), back to back, to `to` (pinned).
+    ///
+    /// A call of more than 16,384 pieces may wait for room in the queue's tables, piece by piece.
+    ///
+    /// # Safety
+    ///
+    /// The ranges must be memory of this device, and `to` memory of [`Device::pin`] as long as all of
+    /// them together; nobody else writes either, and both stay valid, until the ticket is done or the
+    /// queue is dropped.
+    unsafe fn gather(&mut self, from: &[Range], to: *mut u8) -> Result<Ticket, Error>;
+
+    /// Starts copying `from` (pinned) to `to` (this device's memory), range after range.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Queue::gather`], the other way round.
+    unsafe fn scatter(&mut self, from: *const u8, to: &[Range]) -> Result<Ticket, Error>;
+
+    /// Starts copying within the device. Both lists have the same total length and do not overlap.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Queue::gather`], with memory of this device on both sides.
+    unsafe fn copy(&mut self, from: &[Range], to: &[Range]) -> Result<Ticket, Error>;
+
+    /// Starts copying within the device, each piece given by offsets from two bases.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Queue::copy`], for the range that each entry makes with the bases.
+    unsafe fn unpack(
+        &mut self,
+        from_base: usize,
+        to_base: usize,
+        entries: &[Entry],
+    ) -> Result<Ticket, Error>;
+
+    /// Whether the copy, and all before it, are over. Never waits.
+    ///
+    /// A failure (a dead context, a bad address) is reported for every ticket that is not done, from
+    /// then on.
+    fn is_done(&mut self, ticket: Ticket) -> Result<bool, Error>;
+
+    /// Waits until the copy and all before it are over, giving way to other threads. For slow paths.
+    fn wait(&mut self, ticket: Ticket) -> Result<(), Error> {
+        let mut turns = 0_u32;
+        while !self.is_done(ticket)? {
+            give_way(&mut turns);
+        }
+        Ok(())
+    }
+}
+
+/// One turn of waiting by polling: at first only other threads are let through, later it sleeps.
+fn give_way(turns: &mut u32) {
+    *turns = turns.saturating_add(1);
+    if *turns < 1000 {
+        std::thread::yield_now();
+    } else {
+        std::thread::sleep(std::time::Duration::from_micros(50));
+    }
+}

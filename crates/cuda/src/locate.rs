@@ -1,0 +1,134 @@
+//! What lies at an address.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+
+use crate::Device;
+use crate::context::Context;
+use crate::error::Error;
+use crate::sys::{self, Api};
+
+/// Finds out which device memory lies on; `None` if it is host memory.
+///
+/// Never loads or initialises CUDA: if the process has not done so, all memory is host memory. Cheap, and
+/// safe in a forked child, where all memory counts as host memory.
+///
+/// Pinned host memory is host memory. So is managed memory (`cudaMallocManaged`): the CPU may touch it at
+/// any time and the driver moves its pages, so sockets can use it as it is, whereas a copy by the device
+/// would only pull the pages back and forth.
+///
+/// The range must lie in one allocation, or in neighbouring mappings of one address reservation.
+pub fn locate(address: usize, len: usize) -> Result<Option<Arc<dyn Device>>, Error> {
+    if sys::is_forked() {
+        return Ok(None);
+    }
+    let Some(api) = sys::loaded()? else {
+        return Ok(None);
+    };
+    let Some(place) = Place::of(api, address)? else {
+        return Ok(None);
+    };
+    let context = if place.context.is_null() {
+        // Pools and virtual memory management belong to a device, not to a context.
+        Context::primary(api, place.ordinal)?
+    } else {
+        Context::of_memory(api, place.context, place.ordinal)?
+    };
+    place.check_range(&context, address, len)?;
+    Ok(Some(context))
+}
+
+/// The device's primary context, which is made, and CUDA initialised, if need be.
+pub fn device(ordinal: u32) -> Result<Arc<dyn Device>, Error> {
+    Ok(Context::primary(sys::initialised()?, ordinal)?)
+}
+
+/// Where in device memory an address is.
+struct Place {
+    /// Null if the memory belongs to no context.
+    context: sys::Context,
+    ordinal: u32,
+}
+
+impl Place {
+    fn of(api: &Api, address: usize) -> Result<Option<Self>, Error> {
+        let mut context: sys::Context = std::ptr::null_mut();
+        let (mut kind, mut is_managed): (c_uint, c_uint) = (0, 0);
+        let mut ordinal: c_int = 0;
+        let attributes = [
+            sys::POINTER_CONTEXT,
+            sys::POINTER_MEMORY_TYPE,
+            sys::POINTER_IS_MANAGED,
+            sys::POINTER_DEVICE_ORDINAL,
+        ];
+        let values: [*mut c_void; 4] = [
+            (&raw mut context).cast(),
+            (&raw mut kind).cast(),
+            (&raw mut is_managed).cast(),
+            (&raw mut ordinal).cast(),
+        ];
+        // SAFETY: each value has the size that its attribute has (a flag is one byte, of four). The
+        // driver only looks the address up.
+        let code = unsafe {
+            (api.pointer_get_attributes)(
+                attributes.len() as c_uint,
+                attributes.as_ptr(),
+                values.as_ptr(),
+                address as sys::DevicePtr,
+            )
+        };
+        match code {
+            sys::SUCCESS => sys::set_owner(),
+            // CUDA is not at work here (yet, or any more), or knows nothing of the address.
+            sys::NOT_INITIALIZED
+            | sys::DEINITIALIZED
+            | sys::INVALID_VALUE
+            | sys::INVALID_CONTEXT => {
+                return Ok(None);
+            }
+            code => return Err(api.error(code, "asking which device memory lies on")),
+        }
+        if kind != sys::MEMORY_TYPE_DEVICE || is_managed != 0 {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            context,
+            ordinal: ordinal.unsigned_abs(),
+        }))
+    }
+
+    /// That all of the range is there, as far as the driver says.
+    fn check_range(&self, context: &Context, address: usize, len: usize) -> Result<(), Error> {
+        let _scope = context.enter()?;
+        let end = address.saturating_add(len);
+        let (mut start, mut next) = (address, address);
+        while next < end {
+            let (mut base, mut size) = (0, 0);
+            // SAFETY: stores two numbers; the driver only looks the address up.
+            let code = unsafe {
+                (context.api.mem_get_address_range)(&mut base, &mut size, next as sys::DevicePtr)
+            };
+            let reached = (base as usize).saturating_add(size);
+            if next == address {
+                if code != sys::SUCCESS {
+                    // Not every kind of memory can be asked for its extent.
+                    return Ok(());
+                }
+                start = base as usize;
+            }
+            // Memory with a context was allocated as a whole. An allocator that maps memory piece by
+            // piece hands out ranges that go on in the next piece.
+            let may_go_on = next == address || self.context.is_null();
+            if code != sys::SUCCESS || reached <= next || !may_go_on {
+                return Err(Error::OutOfAllocation {
+                    address,
+                    len,
+                    base: start,
+                    size: next - start,
+                });
+            }
+            next = reached;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,254 @@
+//! A device made of ordinary memory and a thread.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::pinned::Pinned;
+use crate::table::{Dense, List, Ranges, Side, Sources, Targets, Walk, measure};
+use crate::{Device, Entry, Path, Queue, Range, Ticket};
+
+/// Copies in flight on one queue; as many as on a real one.
+const TICKETS: u64 = crate::queue::TICKETS as u64;
+
+/// Acts as a device whose memory is ordinary host memory, so that everything above can be tested without a
+/// GPU.
+///
+/// Each queue has a thread that does the copies in order, each after a small pseudo-random delay: whoever
+/// takes a copy for done before it is, sees the old bytes.
+#[derive(Debug)]
+pub struct StandIn {
+    seed: u64,
+    fails_after: Option<u64>,
+    identity: usize,
+    queues: AtomicU64,
+}
+
+impl StandIn {
+    /// A stand-in whose delays follow from `seed`.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(1);
+        Self {
+            seed,
+            fails_after: None,
+            // Odd, as no context's address is.
+            identity: NEXT.fetch_add(2, Ordering::Relaxed),
+            queues: AtomicU64::new(0),
+        }
+    }
+
+    /// Each queue made from now on fails for good after `copies` copies.
+    #[must_use]
+    pub fn failing_after(mut self, copies: u64) -> Self {
+        self.fails_after = Some(copies);
+        self
+    }
+}
+
+impl Device for StandIn {
+    fn queue_by(&self, _: Path) -> Result<Box<dyn Queue>, Error> {
+        let index = self.queues.fetch_add(1, Ordering::Relaxed);
+        let done = Arc::new(AtomicU64::new(0));
+        let (work, incoming) = mpsc::channel::<Vec<Run>>();
+        let worker = Worker {
+            done: Arc::clone(&done),
+            // Never zero, where the generator would stay.
+            random: (self.seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15)) | 1,
+            copies_left: self.fails_after,
+        };
+        let thread = std::thread::Builder::new()
+            .name("tcpx-standin".into())
+            .spawn(move || worker.run(&incoming))
+            .map_err(|error| Error::HostMemory {
+                len: 0,
+                reason: error.to_string(),
+            })?;
+        Ok(Box::new(StandInQueue {
+            work: Some(work),
+            thread: Some(thread),
+            done,
+            issued: 0,
+            fails_after: self.fails_after,
+        }))
+    }
+
+    fn pin(&self, len: usize) -> Result<Pinned, Error> {
+        Pinned::plain(len)
+    }
+
+    fn ordinal(&self) -> u32 {
+        0
+    }
+
+    fn identity(&self) -> usize {
+        self.identity
+    }
+}
+
+/// Set in `done` when the queue has failed.
+const FAILED: u64 = 1 << 63;
+
+/// One contiguous copy: from, to, length.
+type Run = (u64, u64, u64);
+
+struct StandInQueue {
+    /// Both are there until the drop.
+    work: Option<mpsc::Sender<Vec<Run>>>,
+    thread: Option<JoinHandle<()>>,
+    /// The last ticket done, and `FAILED`.
+    done: Arc<AtomicU64>,
+    issued: u64,
+    fails_after: Option<u64>,
+}
+
+impl StandInQueue {
+    fn start(&mut self, runs: Vec<Run>) -> Result<Ticket, Error> {
+        let done = self.done.load(Ordering::Acquire);
+        if done & FAILED != 0 {
+            return Err(self.failure());
+        }
+        let tickets = self.issued - done;
+        if tickets >= TICKETS {
+            return Err(Error::QueueFull {
+                tickets: TICKETS as usize,
+            });
+        }
+        match self.work.as_ref().map(|work| work.send(runs)) {
+            Some(Ok(())) => {}
+            // The thread ends early only by failing.
+            _ => return Err(self.failure()),
+        }
+        self.issued += 1;
+        Ok(Ticket(self.issued))
+    }
+
+    fn failure(&self) -> Error {
+        Error::Injected {
+            copies: self.fails_after.unwrap_or_default(),
+        }
+    }
+}
+
+fn runs<F: Side, T: Side>(mut walk: Walk<F, T>) -> Vec<Run> {
+    std::iter::from_fn(|| walk.next_run()).collect()
+}
+
+impl Queue for StandInQueue {
+    unsafe fn gather(&mut self, from: &[Range], to: *mut u8) -> Result<Ticket, Error> {
+        let bytes = measure::<Ranges>(from)?.bytes;
+        self.start(runs(Walk::new(
+            List::<Ranges>::new(from),
+            Dense(to.expose_provenance() as u64),
+            bytes,
+        )))
+    }
+
+    unsafe fn scatter(&mut self, from: *const u8, to: &[Range]) -> Result<Ticket, Error> {
+        let bytes = measure::<Ranges>(to)?.bytes;
+        self.start(runs(Walk::new(
+            Dense(from.expose_provenance() as u64),
+            List::<Ranges>::new(to),
+            bytes,
+        )))
+    }
+
+    unsafe fn copy(&mut self, from: &[Range], to: &[Range]) -> Result<Ticket, Error> {
+        let (bytes, target) = (measure::<Ranges>(from)?.bytes, measure::<Ranges>(to)?.bytes);
+        if bytes != target {
+            return Err(Error::Lengths {
+                from: bytes,
+                to: target,
+            });
+        }
+        self.start(runs(Walk::new(
+            List::<Ranges>::new(from),
+            List::<Ranges>::new(to),
+            bytes,
+        )))
+    }
+
+    unsafe fn unpack(
+        &mut self,
+        from_base: usize,
+        to_base: usize,
+        entries: &[Entry],
+    ) -> Result<Ticket, Error> {
+        let bytes = measure::<Sources>(entries)?.bytes;
+        measure::<Targets>(entries)?;
+        let (from, to) = (List::<Sources>::new(entries), List::<Targets>::new(entries));
+        let mut runs = runs(Walk::new(from, to, bytes));
+        for (from, to, _) in &mut runs {
+            *from = from.wrapping_add(from_base as u64);
+            *to = to.wrapping_add(to_base as u64);
+        }
+        self.start(runs)
+    }
+
+    fn is_done(&mut self, ticket: Ticket) -> Result<bool, Error> {
+        let done = self.done.load(Ordering::Acquire);
+        if ticket.0 <= done & !FAILED {
+            return Ok(true);
+        }
+        if done & FAILED != 0 {
+            return Err(self.failure());
+        }
+        Ok(false)
+    }
+}
+
+impl Drop for StandInQueue {
+    fn drop(&mut self) {
+        // Ends the thread after what it has been given.
+        self.work = None;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("a stand-in's thread ended by a panic");
+        }
+    }
+}
+
+struct Worker {
+    done: Arc<AtomicU64>,
+    random: u64,
+    copies_left: Option<u64>,
+}
+
+impl Worker {
+    fn run(mut self, incoming: &mpsc::Receiver<Vec<Run>>) {
+        for runs in incoming {
+            self.delay();
+            if let Some(left) = &mut self.copies_left {
+                if *left == 0 {
+                    self.done.fetch_or(FAILED, Ordering::Release);
+                    return;
+                }
+                *left -= 1;
+            }
+            for (from, to, len) in runs {
+                let from = std::ptr::with_exposed_provenance::<u8>(from as usize);
+                let to = std::ptr::with_exposed_provenance_mut::<u8>(to as usize);
+                // SAFETY: whoever started the copy keeps both ranges valid until it is done.
+                unsafe { std::ptr::copy(from, to, len as usize) };
+            }
+            self.done.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Mostly short, sometimes long, seldom none.
+    fn delay(&mut self) {
+        // Marsaglia's xorshift.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        match self.random % 16 {
+            0 => {}
+            1..=9 => std::thread::yield_now(),
+            10..=14 => std::thread::sleep(Duration::from_micros(self.random >> 32 & 0x3f)),
+            _ => std::thread::sleep(Duration::from_micros(self.random >> 32 & 0x1ff)),
+        }
+    }
+}

@@ -1,0 +1,358 @@
+// A CUDA driver made of ordinary memory: libcuda.so.1 for tests on machines without a GPU.
+//
+// Work on a stream is done late: when a query asks for it the second time. So whoever reuses memory too early, or
+// takes a copy for done that is not, gets wrong bytes. It is strict about what a GPU is strict about: contexts that
+// must be current, addresses that must be allocated, host memory that must be registered.
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include <sys/mman.h>
+
+#include "host.h"
+
+namespace {
+
+enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_INITIALIZED = 3, NO_SUCH_DEVICE = 101, INVALID_CONTEXT = 201,
+       INVALID_HANDLE = 400, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
+constexpr u64 TOTAL = 64ull << 30;
+
+struct context {
+  bool is_primary;
+};
+struct stream {
+  context *owner;
+  std::deque<std::function<int()>> work;
+  u64 pushed = 0, finished = 0;
+};
+struct event {
+  context *owner;
+  stream *on = nullptr;
+  u64 position = 0;
+  int queries = 0;
+};
+// Device memory without a context is that of a pool or a mapping.
+struct allocation {
+  size_t len;
+  context *owner;
+  enum { DEVICE, HOST, MANAGED } kind;
+};
+
+std::recursive_mutex lock;
+bool is_initialised;
+context primary{true};
+int primary_users;
+int failure;
+u64 in_use;
+std::map<u64, allocation> memory;
+std::set<void *> alive;
+thread_local std::vector<context *> current;
+
+context *top() { return current.empty() ? nullptr : current.back(); }
+
+const std::pair<const u64, allocation> *find(u64 address) {
+  auto next = memory.upper_bound(address);
+  if (next == memory.begin()) return nullptr;
+  --next;
+  return address < next->first + next->second.len ? &*next : nullptr;
+}
+
+// Whether all bytes are memory that a device reaches from a context. Mappings may follow each other.
+bool reaches(context *from, u64 address, u64 len) {
+  while (len > 0) {
+    auto found = find(address);
+    if (!found) return false;
+    auto &at = found->second;
+    if (at.kind == allocation::DEVICE && at.owner && at.owner != from) return false;
+    u64 here = std::min(len, found->first + at.len - address);
+    address += here;
+    len -= here;
+  }
+  return true;
+}
+
+int run_until(stream *on, u64 position) {
+  while (on->finished < position) {
+    int code = failure ? failure : on->work.front()();
+    if (code) return failure = code;
+    on->work.pop_front();
+    on->finished++;
+  }
+  return SUCCESS;
+}
+
+int push(stream *on, std::function<int()> work) {
+  if (failure) return failure;
+  if (!alive.count(on) || on->owner != top()) return INVALID_CONTEXT;
+  on->work.push_back(std::move(work));
+  on->pushed++;
+  return SUCCESS;
+}
+
+int copy_later(u64 to, u64 from, size_t len, stream *on, bool is_host_from, bool is_host_to) {
+  context *owner = top();
+  // Host memory that is not registered may be gone when the call returns: the driver takes a copy of it first.
+  if (is_host_from && !reaches(owner, from, len)) {
+    std::vector<u8> bytes((u8 *)from, (u8 *)from + len);
+    return push(on, [=] { return reaches(owner, to, len) ? (memcpy((void *)to, bytes.data(), len), 0) : ILLEGAL_ADDRESS; });
+  }
+  return push(on, [=] {
+    if (!reaches(owner, from, len) || !(is_host_to || reaches(owner, to, len))) return (int)ILLEGAL_ADDRESS;
+    memcpy((void *)to, (void *)from, len);
+    return 0;
+  });
+}
+
+u64 map_pages(size_t len) {
+  void *at = mmap(nullptr, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return at == MAP_FAILED ? 0 : (u64)at;
+}
+
+int allocate(u64 *address, size_t len, context *owner, decltype(allocation::kind) kind) {
+  if (!top()) return INVALID_CONTEXT;
+  *address = map_pages(len);
+  memory[*address] = {len, owner, kind};
+  in_use += len;
+  return SUCCESS;
+}
+
+int release(u64 address) {
+  auto found = memory.find(address);
+  if (found == memory.end()) return INVALID_VALUE;
+  munmap((void *)address, found->second.len);
+  in_use -= found->second.len;
+  memory.erase(found);
+  return SUCCESS;
+}
+
+} // namespace
+
+#define LOCKED std::lock_guard<std::recursive_mutex> guard(lock)
+#define API extern "C" __attribute__((visibility("default"))) int
+
+API cuInit(unsigned) {
+  is_initialised = true;
+  return SUCCESS;
+}
+API cuDriverGetVersion(int *version) { return *version = 11080, SUCCESS; }
+API cuGetErrorName(int code, const char **name) {
+  *name = code == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR_OF_THE_FAKE";
+  return SUCCESS;
+}
+API cuDeviceGet(int *device, int ordinal) {
+  if (!is_initialised) return NOT_INITIALIZED;
+  return ordinal == 0 ? (*device = 0, SUCCESS) : NO_SUCH_DEVICE;
+}
+API cuDeviceGetCount(int *count) { return *count = 1, SUCCESS; }
+API cuDeviceGetName(char *name, int len, int) { return strncpy(name, "Fake", len), SUCCESS; }
+API cuDeviceGetAttribute(int *value, int, int) { return *value = 7, SUCCESS; }
+API cuDeviceGetPCIBusId(char *id, int len, int) { return strncpy(id, "FFFF:0A:00.0", len), SUCCESS; }
+API cuDeviceTotalMem_v2(size_t *bytes, int) { return *bytes = TOTAL, SUCCESS; }
+
+API cuDevicePrimaryCtxRetain(context **made, int) {
+  LOCKED;
+  primary_users++;
+  return *made = &primary, SUCCESS;
+}
+API cuDevicePrimaryCtxRelease_v2(int) {
+  LOCKED;
+  return --primary_users < 0 ? INVALID_CONTEXT : SUCCESS;
+}
+API cuDevicePrimaryCtxGetState(int, unsigned *flags, int *is_active) {
+  LOCKED;
+  return *flags = 0, *is_active = primary_users > 0, SUCCESS;
+}
+API cuCtxGetCurrent(context **found) { return *found = top(), SUCCESS; }
+API cuCtxPushCurrent_v2(context *pushed) { return current.push_back(pushed), SUCCESS; }
+API cuCtxPopCurrent_v2(context **popped) {
+  if (current.empty()) return INVALID_CONTEXT;
+  *popped = top();
+  return current.pop_back(), SUCCESS;
+}
+API cuCtxCreate_v2(context **made, unsigned, int) {
+  *made = new context{false};
+  return current.push_back(*made), SUCCESS;
+}
+API cuCtxDestroy_v2(context *gone) {
+  if (top() == gone) current.pop_back();
+  delete gone;
+  return SUCCESS;
+}
+
+API cuPointerGetAttributes(unsigned, const int *, void **values, u64 address) {
+  LOCKED;
+  if (!is_initialised) return NOT_INITIALIZED;
+  auto found = find(address);
+  auto kind = found ? found->second.kind : allocation::HOST;
+  *(context **)values[0] = found ? found->second.owner : nullptr;
+  *(unsigned *)values[1] = !found ? 0 : kind == allocation::HOST ? 1 : 2;
+  *(bool *)values[2] = kind == allocation::MANAGED;
+  *(int *)values[3] = 0;
+  return SUCCESS;
+}
+API cuMemGetAddressRange_v2(u64 *base, size_t *len, u64 address) {
+  LOCKED;
+  if (!top()) return INVALID_CONTEXT;
+  auto found = find(address);
+  return found ? (*base = found->first, *len = found->second.len, SUCCESS) : INVALID_VALUE;
+}
+API cuMemGetInfo_v2(size_t *free, size_t *total) {
+  LOCKED;
+  return *free = TOTAL - in_use, *total = TOTAL, SUCCESS;
+}
+API cuMemAlloc_v2(u64 *address, size_t len) {
+  LOCKED;
+  return allocate(address, len, top(), allocation::DEVICE);
+}
+API cuMemAllocAsync(u64 *address, size_t len, void *) {
+  LOCKED;
+  return allocate(address, len, nullptr, allocation::DEVICE);
+}
+API cuMemAllocManaged(u64 *address, size_t len, unsigned) {
+  LOCKED;
+  return allocate(address, len, top(), allocation::MANAGED);
+}
+API cuMemHostAlloc(u64 *address, size_t len, unsigned) {
+  LOCKED;
+  return allocate(address, len, top(), allocation::HOST);
+}
+API cuMemFree_v2(u64 address) {
+  LOCKED;
+  return release(address);
+}
+API cuMemFreeAsync(u64 address, void *) {
+  LOCKED;
+  return release(address);
+}
+API cuMemFreeHost(u64 address) {
+  LOCKED;
+  return release(address);
+}
+API cuMemHostRegister_v2(u64 address, size_t len, unsigned flags) {
+  LOCKED;
+  if (!top() || flags != 3 || address % 4096 || find(address)) return INVALID_VALUE;
+  memory[address] = {len, top(), allocation::HOST};
+  return SUCCESS;
+}
+API cuMemHostUnregister(u64 address) {
+  LOCKED;
+  return top() && memory.erase(address) ? SUCCESS : INVALID_VALUE;
+}
+API cuMemHostGetDevicePointer_v2(u64 *seen, u64 address, unsigned) { return *seen = address, SUCCESS; }
+
+API cuMemAddressReserve(u64 *address, size_t len, size_t, u64, u64) { return *address = map_pages(len), SUCCESS; }
+API cuMemAddressFree(u64 address, size_t len) { return munmap((void *)address, len); }
+API cuMemCreate(u64 *handle, size_t, const void *, u64) { return *handle = 1, SUCCESS; }
+API cuMemRelease(u64) { return SUCCESS; }
+API cuMemMap(u64 address, size_t len, size_t, u64, u64) {
+  LOCKED;
+  return memory[address] = {len, nullptr, allocation::DEVICE}, SUCCESS;
+}
+API cuMemUnmap(u64 address, size_t) {
+  LOCKED;
+  return memory.erase(address) ? SUCCESS : INVALID_VALUE;
+}
+API cuMemSetAccess(u64, size_t, const void *, size_t) { return SUCCESS; }
+
+API cuMemcpyDtoHAsync_v2(u64 to, u64 from, size_t len, stream *on) {
+  LOCKED;
+  return copy_later(to, from, len, on, false, true);
+}
+API cuMemcpyHtoDAsync_v2(u64 to, u64 from, size_t len, stream *on) {
+  LOCKED;
+  return copy_later(to, from, len, on, true, false);
+}
+API cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t len, stream *on) {
+  LOCKED;
+  return copy_later(to, from, len, on, false, false);
+}
+API cuMemsetD8Async(u64 to, u8 byte, size_t len, stream *on) {
+  LOCKED;
+  context *owner = top();
+  return push(on, [=] { return reaches(owner, to, len) ? (memset((void *)to, byte, len), 0) : ILLEGAL_ADDRESS; });
+}
+
+API cuStreamCreate(stream **made, unsigned flags) {
+  LOCKED;
+  if (!top() || flags != 1) return INVALID_VALUE;
+  *made = new stream{top(), {}};
+  return alive.insert(*made), SUCCESS;
+}
+API cuStreamDestroy_v2(stream *gone) {
+  LOCKED;
+  if (!alive.erase(gone)) return INVALID_HANDLE;
+  delete gone;
+  return SUCCESS;
+}
+API cuStreamQuery(stream *on) {
+  LOCKED;
+  if (failure) return failure;
+  if (on->finished == on->pushed) return SUCCESS;
+  int code = run_until(on, on->finished + 1);
+  return code ? code : NOT_READY;
+}
+API cuEventCreate(event **made, unsigned flags) {
+  LOCKED;
+  if (!top() || flags != 2) return INVALID_VALUE;
+  *made = new event{top()};
+  return alive.insert(*made), SUCCESS;
+}
+API cuEventDestroy_v2(event *gone) {
+  LOCKED;
+  if (!alive.erase(gone)) return INVALID_HANDLE;
+  delete gone;
+  return SUCCESS;
+}
+API cuEventRecord(event *what, stream *on) {
+  LOCKED;
+  if (failure) return failure;
+  if (what->owner != top() || on->owner != top()) return INVALID_CONTEXT;
+  *what = {what->owner, on, on->pushed, 0};
+  return SUCCESS;
+}
+API cuEventQuery(event *what) {
+  LOCKED;
+  if (failure) return failure;
+  if (what->owner != top()) return INVALID_CONTEXT;
+  if (!what->on || what->on->finished >= what->position) return SUCCESS;
+  if (what->queries++ < 2) return NOT_READY;
+  return run_until(what->on, what->position);
+}
+
+API cuModuleLoadData(u64 *module, const char *text) {
+  return strstr(text, ".visible .entry tcpx_copy_table(") ? (*module = 1, SUCCESS) : INVALID_VALUE;
+}
+API cuModuleUnload(u64) { return SUCCESS; }
+API cuModuleGetFunction(u64 *function, u64, const char *name) {
+  *function = !strcmp(name, "tcpx_copy_inline") ? 1 : !strcmp(name, "tcpx_copy_table") ? 2 : 0;
+  return *function ? SUCCESS : INVALID_VALUE;
+}
+API cuLaunchKernel(u64 function, unsigned grid, unsigned, unsigned, unsigned block, unsigned, unsigned, unsigned,
+                   stream *on, void **parameters, void **) {
+  LOCKED;
+  context *owner = top();
+  u32 count = *(u32 *)parameters[1];
+  u64 from = *(u64 *)parameters[2], to = *(u64 *)parameters[3];
+  if (grid == 0 || count == 0) return INVALID_VALUE;
+  auto items = std::make_shared<inline_items>();
+  const item *table = nullptr;
+  if (function == 1) *items = *(inline_items *)parameters[0];
+  else table = *(const item **)parameters[0];
+  return push(on, [=] {
+    if (table && !reaches(owner, (u64)table, count * sizeof(item))) return (int)ILLEGAL_ADDRESS;
+    for (u32 i = 0; i < count; i++) {
+      item work = table ? table[i] : items->at[i];
+      u64 len = work.x >> 48;
+      if (!reaches(owner, from + (work.x & 0xffffffffffffull), len) || !reaches(owner, to + work.y, len))
+        return (int)ILLEGAL_ADDRESS;
+    }
+    if (table) run_kernel(tcpx_copy_table, grid, block, table, count, from, to);
+    else run_kernel(tcpx_copy_inline, grid, block, *items, count, from, to);
+    return 0;
+  });
+}

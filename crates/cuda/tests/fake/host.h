@@ -1,0 +1,45 @@
+// Lets a C++ compiler take kernels/copy.cu: a launch runs its threads one after the other.
+//
+// That is enough for these kernels: what one thread leaves for another in shared memory, it leaves for warps of
+// its own number or greater.
+#pragma once
+
+#define __device__
+#define __global__
+#define __shared__ static
+#define __forceinline__ inline
+#define __launch_bounds__(threads)
+#define __syncthreads()
+
+struct uint4 {
+  unsigned int x, y, z, w;
+};
+struct alignas(16) ulonglong2 {
+  unsigned long long x, y;
+};
+struct dim3 {
+  unsigned int x, y, z;
+};
+static thread_local dim3 blockIdx, blockDim, threadIdx;
+
+// An access that is not aligned fails on the device, and so it does here.
+template <typename T> static void expect_aligned(const T *at) {
+  if ((unsigned long long)at % sizeof(T) != 0) __builtin_trap();
+}
+template <typename T> static T __ldcs(const T *from) {
+  expect_aligned(from);
+  return *from;
+}
+template <typename T> static void __stcs(T *to, T value) {
+  expect_aligned(to);
+  *to = value;
+}
+
+#include "../../kernels/copy.cu"
+
+template <typename... A, typename... B>
+static void run_kernel(void (*kernel)(A...), unsigned grid, unsigned block, B... arguments) {
+  blockDim.x = block;
+  for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++)
+    for (threadIdx.x = 0; threadIdx.x < block; threadIdx.x++) kernel(arguments...);
+}

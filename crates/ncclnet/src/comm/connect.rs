@@ -1,0 +1,123 @@
+//! Connecting: the sending end comes into being.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::sync::Arc;
+use std::task::Poll;
+
+use super::handle::HandleBuffer;
+use super::stable::Stable;
+use super::{Comm, Handle, SendComm, Sending};
+use crate::error::Error;
+use crate::plugin::{Core, check};
+use crate::sys::calls::CommOut;
+use crate::sys::common::CommConfig;
+
+/// A connection attempt. Poll it until it is ready.
+///
+/// There is no call to give up an attempt. Dropping one that is pending leaves the plugin's part of it
+/// behind, and a few hundred bytes of ours that the plugin may still write.
+pub struct Connecting {
+    core: Arc<Core>,
+    device: usize,
+    index: c_int,
+    /// `None` once it is over, either way.
+    attempt: Option<Stable<Attempt>>,
+    started: bool,
+}
+
+/// What the plugin may remember the addresses of.
+struct Attempt {
+    handle: HandleBuffer,
+    out: CommOut,
+}
+
+// SAFETY: NCCL polls an attempt from whichever service thread runs; plugins keep its state in the handle,
+// not in the thread. `poll` needs `&mut self`: one thread at a time.
+unsafe impl Send for Connecting {}
+
+impl Connecting {
+    pub(crate) fn new(core: &Arc<Core>, device: usize, handle: &Handle) -> Result<Self, Error> {
+        Ok(Self {
+            index: core.device(device)?,
+            core: Arc::clone(core),
+            device,
+            attempt: Some(Stable::new(Attempt {
+                handle: handle.to_buffer(),
+                out: CommOut {
+                    comm: std::ptr::null_mut(),
+                    // Senders need no device handle; NCCL asks for none either.
+                    device: std::ptr::null_mut(),
+                    config: CommConfig::UNDEFINED,
+                },
+            })),
+            started: false,
+        })
+    }
+
+    /// Goes on connecting. Call it again while it is pending: nothing calls back.
+    ///
+    /// Version 4 plugins may block in it until the peer has answered.
+    ///
+    /// # Errors
+    ///
+    /// What the plugin says; the attempt is over then, and further polls give [`Error::Dead`].
+    pub fn poll(&mut self) -> Poll<Result<SendComm, Error>> {
+        let Some(attempt) = &self.attempt else {
+            return Poll::Ready(Err(Error::Dead { call: "connect" }));
+        };
+        self.started = true;
+        let attempt = attempt.as_ptr();
+        // SAFETY: handle and out-parameters are the attempt's own and keep their addresses; an attempt
+        // that has failed or is complete is no longer here.
+        let code = unsafe {
+            self.core.calls.connect.call(
+                self.core.context,
+                self.index,
+                (&raw mut (*attempt).handle).cast(),
+                &raw mut (*attempt).out,
+            )
+        };
+        if let Err(error) = check("connect", code) {
+            self.attempt = None;
+            return Poll::Ready(Err(error));
+        }
+        // SAFETY: allocated, and the plugin writes it during its calls only.
+        let comm = unsafe { (*attempt).out.comm };
+        if comm.is_null() {
+            return Poll::Pending;
+        }
+        self.attempt = None;
+        let core = Arc::clone(&self.core);
+        Poll::Ready(Ok(Comm::new(
+            core,
+            comm,
+            self.device,
+            false,
+            Sending::new(),
+        )))
+    }
+}
+
+impl Drop for Connecting {
+    fn drop(&mut self) {
+        if self.started
+            && let Some(attempt) = self.attempt.take()
+        {
+            tracing::debug!(plugin = self.core.name, "pending connection left behind");
+            attempt.leave();
+            // A thread of the plugin may be at work on it: keep its code loaded.
+            std::mem::forget(Arc::clone(&self.core));
+        }
+    }
+}
+
+impl fmt::Debug for Connecting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connecting")
+            .field("plugin", &self.core.name)
+            .field("device", &self.device)
+            .field("over", &self.attempt.is_none())
+            .finish()
+    }
+}

@@ -1,0 +1,178 @@
+//! The receiving end.
+
+use super::accept::Buffers;
+use super::stable::Stable;
+use super::{Comm, DeviceHandle, Direction, MemoryHandle, Request, out_of_order, sealed};
+use crate::error::Error;
+use crate::properties::{DeviceType, MemoryKind};
+use crate::window::Window;
+
+/// The receiving end of a connection.
+pub type RecvComm = Comm<Receiving>;
+
+/// Marks a [`RecvComm`], and holds what only that end has.
+#[derive(Debug)]
+pub struct Receiving {
+    device_handle: Option<DeviceHandle>,
+    flushes: Window,
+    /// Plugins may remember these addresses from `accept`.
+    _buffers: Stable<Buffers>,
+}
+
+impl Direction for Receiving {}
+
+impl sealed::Direction for Receiving {
+    const SENDS: bool = false;
+}
+
+impl Receiving {
+    pub(super) fn new(
+        device_handle: Option<DeviceHandle>,
+        slots: usize,
+        buffers: Stable<Buffers>,
+    ) -> Self {
+        Self {
+            device_handle,
+            flushes: Window::new(slots, false),
+            _buffers: buffers,
+        }
+    }
+}
+
+/// A flush that is under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Flush(Request);
+
+impl RecvComm {
+    /// What an unpack device needs to find received bytes; `None` for devices that write the buffer
+    /// themselves.
+    #[must_use]
+    pub fn device_handle(&self) -> Option<DeviceHandle> {
+        self.direction.device_handle
+    }
+
+    /// Queues room for the next message: `bytes` bytes at `offset` of registered memory, at least as
+    /// many as the sender sends (not every plugin checks that). `None` means that there is no room now.
+    ///
+    /// Do not queue more receives than will be sent: some plugins report the peer's orderly end as an
+    /// error while one waits.
+    ///
+    /// # Errors
+    ///
+    /// As [`SendComm::isend`](super::SendComm::isend).
+    pub fn irecv(
+        &mut self,
+        memory: &MemoryHandle,
+        offset: usize,
+        bytes: usize,
+        tag: i32,
+    ) -> Result<Option<Request>, Error> {
+        let message = self.message("irecv", memory, offset, bytes, tag)?;
+        if self.window.is_full() {
+            return Ok(None);
+        }
+        let mut request = std::ptr::null_mut();
+        // SAFETY: the comm is open and `&mut self` keeps others out; the range is inside memory that
+        // `register`'s caller keeps until the request is done.
+        let code = unsafe {
+            self.core
+                .calls
+                .irecv
+                .call(self.raw, message, &raw mut request)
+        };
+        self.outcome("irecv", code)?;
+        Ok(self.posted(request))
+    }
+
+    /// Says that a received message has been read: its slot, and on an unpack device its bounce pages,
+    /// are the plugin's again. Call it once for each receive, in order, after [`test`](Comm::test) gave
+    /// `Some` **and** whatever reads the bytes (a kernel, say) has finished. Where the plugin has no use
+    /// for it ([`Plugin::needs_consume`](crate::Plugin::needs_consume)) it does nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfOrder`] or [`Error::Foreign`], harmless; else the comm has failed.
+    pub fn consume(&mut self, request: Request) -> Result<(), Error> {
+        self.check_alive("irecvConsumed")?;
+        self.check_own(request)?;
+        let next = self.window.to_consume();
+        let Some(irecv_consumed) = self.core.calls.irecv_consumed else {
+            return if self.window.is_over(request.number) {
+                Ok(())
+            } else {
+                Err(out_of_order("irecvConsumed", request, next))
+            };
+        };
+        if next != Some(request.number) {
+            return Err(out_of_order("irecvConsumed", request, next));
+        }
+        let pointer = self.window.pointer(request.number);
+        // SAFETY: the oldest done receive of this comm, not consumed yet.
+        let code = unsafe { irecv_consumed(self.raw, 1, pointer) };
+        self.outcome("irecvConsumed", code)?;
+        self.window.consumed();
+        Ok(())
+    }
+
+    /// Begins to make received bytes visible to the GPU: after a receive into CUDA memory is done, on
+    /// plugins that write it from the network. `None` means that there is no room now.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] on unpack devices, for host memory, for empty ranges and where the plugin
+    /// has no flush; [`Error::TooLarge`], [`Error::OutOfBounds`], [`Error::Foreign`]. After any other
+    /// error the comm is dead.
+    pub fn flush(
+        &mut self,
+        memory: &MemoryHandle,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<Option<Flush>, Error> {
+        let message = self.message("iflush", memory, offset, bytes, 0)?;
+        let legal = self.properties().device_type != DeviceType::Unpack
+            && memory.kind() == MemoryKind::Cuda
+            && bytes > 0;
+        let Some(iflush) = self.core.calls.iflush.filter(|_| legal) else {
+            return Err(Error::Unsupported {
+                plugin: self.core.name.clone(),
+                call: "iflush",
+            });
+        };
+        if self.direction.flushes.is_full() {
+            return Ok(None);
+        }
+        let mut request = std::ptr::null_mut();
+        // SAFETY: as for `irecv`.
+        let code = unsafe { iflush.call(self.raw, message, &raw mut request) };
+        self.outcome("iflush", code)?;
+        Ok((!request.is_null()).then(|| {
+            Flush(Request {
+                comm: self.id,
+                number: self.direction.flushes.post(request),
+            })
+        }))
+    }
+
+    /// Whether a flush is done. It must be the oldest one that is not.
+    ///
+    /// # Errors
+    ///
+    /// As [`test`](Comm::test).
+    pub fn test_flush(&mut self, flush: Flush) -> Result<bool, Error> {
+        self.check_alive("test")?;
+        self.check_own(flush.0)?;
+        let next = self.direction.flushes.to_test();
+        if next != Some(flush.0.number) {
+            return Err(out_of_order("test", flush.0, next));
+        }
+        let pointer = self.direction.flushes.pointer(flush.0.number);
+        let mut done = 0;
+        // SAFETY: as for `test`; a flush reports no sizes.
+        let code = unsafe { (self.core.calls.test)(pointer, &raw mut done, std::ptr::null_mut()) };
+        self.outcome("test", code)?;
+        if done != 0 {
+            self.direction.flushes.tested();
+        }
+        Ok(done != 0)
+    }
+}

@@ -1,0 +1,366 @@
+//! What can go wrong, and who must act.
+
+use std::fmt;
+
+use crate::MemoryKind;
+
+/// Why a plugin could not be opened or a call to it did not succeed.
+///
+/// [`Error::fault`] sorts the variants by who must act. Nothing here is "try again": a full queue is
+/// `None`, a pending connection is `Poll::Pending`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The list says `none`: no plugin is wanted.
+    #[error("no plugin is wanted: the list of plugins is \"none\"; name a plugin to use one")]
+    Disabled,
+
+    /// Nothing in the list could be used.
+    #[error("no net plugin could be used{}", Listed(tried))]
+    NoneUsable {
+        /// Each name that was tried, in order, and why it did not serve.
+        tried: Vec<Tried>,
+    },
+
+    /// The library is not a net plugin: it exports no table of a known version.
+    #[error(
+        "{library} is not a net plugin: it exports none of ncclNetPlugin_v{oldest} to \
+         ncclNetPlugin_v{newest}"
+    )]
+    NotAPlugin {
+        /// The library's name as it was opened.
+        library: String,
+        /// The oldest version this loader knows.
+        oldest: u32,
+        /// The newest version this loader knows.
+        newest: u32,
+    },
+
+    /// A certain version was asked for that the library does not export.
+    #[error("{library} has no ncclNetPlugin_v{version}; it exports versions {found:?}")]
+    VersionMissing {
+        /// The library's name as it was opened.
+        library: String,
+        /// The version that was asked for.
+        version: u32,
+        /// The versions it exports, newest first.
+        found: Vec<u32>,
+    },
+
+    /// The library runs in this process under another version already; its `init` may be called once.
+    #[error(
+        "{library} is in use as version {in_use} in this process and cannot be opened as version \
+         {version}: it can be initialised once only"
+    )]
+    VersionInUse {
+        /// The library's name as it was opened.
+        library: String,
+        /// The version that was asked for or found.
+        version: u32,
+        /// The version it was initialised with.
+        in_use: u32,
+    },
+
+    /// The plugin has no function where one is required.
+    #[error("{library} (version {version}) has no `{member}`, which every plugin must have")]
+    Incomplete {
+        /// The library's name as it was opened.
+        library: String,
+        /// The API version in use.
+        version: u32,
+        /// The member that is NULL.
+        member: &'static str,
+    },
+
+    /// The plugin initialised but has no device to offer.
+    #[error("{library} found no network device ({count} reported); check its interface settings")]
+    NoDevices {
+        /// The library's name as it was opened.
+        library: String,
+        /// The count it reported.
+        count: i32,
+    },
+
+    /// The plugin needs a device protocol this loader cannot serve.
+    #[error(
+        "{library} wants device type {device_type} version {device_version} on device {device}; \
+         host (0) and unpack (1) version 7 are supported"
+    )]
+    DeviceType {
+        /// The library's name as it was opened.
+        library: String,
+        /// The device's index.
+        device: usize,
+        /// What the plugin reported.
+        device_type: i32,
+        /// What the plugin reported.
+        device_version: i32,
+    },
+
+    /// A call to the plugin returned an error.
+    #[error("{call} failed: {code}{}", Warned(warning))]
+    Call {
+        /// The member that was called.
+        call: &'static str,
+        /// What it returned.
+        code: Code,
+        /// The plugin's last warning, if it printed any.
+        warning: Option<String>,
+    },
+
+    /// The plugin reported success without delivering what the contract requires.
+    #[error("{call} broke the plugin contract: {what}")]
+    Contract {
+        /// The member that was called.
+        call: &'static str,
+        /// What was missing.
+        what: &'static str,
+    },
+
+    /// An earlier call failed; the object can only be dropped.
+    #[error("{call} was not called: an earlier call failed, drop this and connect again")]
+    Dead {
+        /// The call that was asked for.
+        call: &'static str,
+    },
+
+    /// A listener has given its connection already.
+    #[error("this listener has given its one connection; listen again for another")]
+    ListenerSpent,
+
+    /// No such device.
+    #[error("device {device} does not exist: the plugin has {count}")]
+    NoSuchDevice {
+        /// The index asked for.
+        device: usize,
+        /// How many there are.
+        count: usize,
+    },
+
+    /// A connection handle of impossible length.
+    #[error("a connection handle of {length} bytes is not valid: 1 to 128 are")]
+    HandleLength {
+        /// The length given.
+        length: usize,
+    },
+
+    /// More bytes than one call can take.
+    #[error("{call} of {bytes} bytes is too large: this plugin takes at most {limit}")]
+    TooLarge {
+        /// The member that would have been called.
+        call: &'static str,
+        /// What was asked for.
+        bytes: usize,
+        /// The most it takes.
+        limit: usize,
+    },
+
+    /// A range outside the registered memory.
+    #[error("bytes {offset}..{offset}+{bytes} are outside the registered {registered} bytes")]
+    OutOfBounds {
+        /// Where the range begins.
+        offset: usize,
+        /// How long it is.
+        bytes: usize,
+        /// How long the registered memory is.
+        registered: usize,
+    },
+
+    /// A memory handle or request of another comm.
+    #[error("{what} belongs to another comm")]
+    Foreign {
+        /// What was handed in.
+        what: &'static str,
+    },
+
+    /// Requests must be tested, and receives consumed, in the order in which they were posted.
+    #[error("{call} of request {asked} is out of order: {}", Next(next))]
+    OutOfOrder {
+        /// `test` or `irecvConsumed`.
+        call: &'static str,
+        /// The request handed in.
+        asked: u64,
+        /// The one whose turn it is, if any.
+        next: Option<u64>,
+    },
+
+    /// The plugin cannot reach this kind of memory.
+    #[error("{plugin} cannot reach {kind} memory")]
+    MemoryUnsupported {
+        /// The plugin's name.
+        plugin: String,
+        /// The kind asked for.
+        kind: MemoryKind,
+    },
+
+    /// The plugin has no such function, or it must not be called on this plugin.
+    #[error("{plugin} does not offer {call}")]
+    Unsupported {
+        /// The plugin's name.
+        plugin: String,
+        /// The member asked for.
+        call: &'static str,
+    },
+}
+
+/// Who must act on an [`Error`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The machine or its configuration: a missing library, a device that is not there.
+    Environment,
+    /// The plugin, its network or its peer.
+    Plugin,
+    /// The code that uses this crate.
+    Caller,
+}
+
+impl Error {
+    /// Who must act.
+    #[must_use]
+    pub fn fault(&self) -> Fault {
+        match self {
+            Self::Disabled
+            | Self::NoneUsable { .. }
+            | Self::NotAPlugin { .. }
+            | Self::VersionMissing { .. }
+            | Self::Incomplete { .. }
+            | Self::NoDevices { .. }
+            | Self::DeviceType { .. }
+            | Self::MemoryUnsupported { .. }
+            | Self::Unsupported { .. } => Fault::Environment,
+            Self::Call { .. } | Self::Contract { .. } | Self::Dead { .. } => Fault::Plugin,
+            Self::VersionInUse { .. }
+            | Self::ListenerSpent
+            | Self::NoSuchDevice { .. }
+            | Self::HandleLength { .. }
+            | Self::TooLarge { .. }
+            | Self::OutOfBounds { .. }
+            | Self::Foreign { .. }
+            | Self::OutOfOrder { .. } => Fault::Caller,
+        }
+    }
+}
+
+/// One name that was tried, and what came of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tried {
+    /// The name as it was given to the system's loader.
+    pub name: String,
+    /// Why it did not serve.
+    pub reason: String,
+}
+
+/// A result code of the plugin API (`ncclResult_t`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Code(pub i32);
+
+impl Code {
+    /// NCCL's name of the code.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            0 => "ncclSuccess",
+            1 => "ncclUnhandledCudaError",
+            2 => "ncclSystemError",
+            3 => "ncclInternalError",
+            4 => "ncclInvalidArgument",
+            5 => "ncclInvalidUsage",
+            6 => "ncclRemoteError",
+            7 => "ncclInProgress",
+            8 => "ncclTimeout",
+            _ => "a code NCCL does not define",
+        }
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name(), self.0)
+    }
+}
+
+struct Listed<'a>(&'a [Tried]);
+
+impl fmt::Display for Listed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return write!(f, ": the list of plugins has no name in it");
+        }
+        for (index, tried) in self.0.iter().enumerate() {
+            let separator = if index == 0 { ":" } else { ";" };
+            write!(f, "{separator} {} ({})", tried.name, tried.reason)?;
+        }
+        Ok(())
+    }
+}
+
+struct Warned<'a>(&'a Option<String>);
+
+impl fmt::Display for Warned<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(warning) => write!(f, "; the plugin's last warning: {warning}"),
+            None => Ok(()),
+        }
+    }
+}
+
+struct Next<'a>(&'a Option<u64>);
+
+impl fmt::Display for Next<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(next) => write!(f, "it is the turn of request {next}"),
+            None => write!(f, "none is waiting"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_say_what_was_asked_and_found() {
+        let error = Error::NoneUsable {
+            tried: vec![
+                Tried {
+                    name: "x".into(),
+                    reason: "not found".into(),
+                },
+                Tried {
+                    name: "libnccl-net-x.so".into(),
+                    reason: "bad".into(),
+                },
+            ],
+        };
+        assert_eq!(
+            error.to_string(),
+            "no net plugin could be used: x (not found); libnccl-net-x.so (bad)"
+        );
+        let error = Error::Call {
+            call: "connect",
+            code: Code(2),
+            warning: Some("no route".into()),
+        };
+        assert_eq!(
+            error.to_string(),
+            "connect failed: ncclSystemError (2); the plugin's last warning: no route"
+        );
+        let error = Error::OutOfOrder {
+            call: "test",
+            asked: 9,
+            next: None,
+        };
+        assert_eq!(
+            error.to_string(),
+            "test of request 9 is out of order: none is waiting"
+        );
+    }
+
+    #[test]
+    fn unknown_codes_have_a_text() {
+        assert_eq!(Code(-5).to_string(), "a code NCCL does not define (-5)");
+    }
+}

@@ -1,0 +1,113 @@
+//! Which libraries this process has initialised.
+//!
+//! Up to API version 10 `init` may be called once in a process: GPUDirect-TCPX refuses the second
+//! call. So the outcome of the first one, good or bad, is kept for good under the library's identity
+//! in the system's loader, which is the same however the file was named. From version 11 on each user
+//! has a context of its own, and nothing is kept.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use libloading::os::unix::Library;
+
+use crate::error::Error;
+use crate::plugin::Core;
+use crate::sys::{ABIS, Abi};
+
+type Outcomes = BTreeMap<usize, (u32, Result<Arc<Core>, Error>)>;
+
+static REGISTRY: Mutex<Outcomes> = Mutex::new(BTreeMap::new());
+
+/// Serialises what NCCL serialises: `init`, `devices`, `finalize`.
+pub(crate) fn lock() -> MutexGuard<'static, Outcomes> {
+    // A panic while it was held cannot have left half an entry.
+    REGISTRY.lock().unwrap_or_else(|error| error.into_inner())
+}
+
+/// The initialised plugin in an opened library: the newest version, or the one that is asked for.
+pub(crate) fn obtain(
+    library: Library,
+    name: &str,
+    version: Option<u32>,
+) -> Result<Arc<Core>, Error> {
+    let (abi, table) = choose(&library, name, version)?;
+    let (library, identity) = identify(library);
+
+    let mut outcomes = lock();
+    if let Some((in_use, outcome)) = outcomes.get(&identity) {
+        // The extra reference to the library goes; the entry keeps its own.
+        if *in_use != abi.version {
+            return Err(Error::VersionInUse {
+                library: name.to_owned(),
+                version: abi.version,
+                in_use: *in_use,
+            });
+        }
+        return outcome.clone();
+    }
+
+    // SAFETY: the table was found under this version's symbol; there is no entry, so the library has
+    // not been initialised through this crate.
+    let started = unsafe { Core::start(library, name, abi, table) };
+    let mut useless = None;
+    let outcome = started.and_then(|mut core| match core.find_devices() {
+        Ok(()) => Ok(Arc::new(core)),
+        Err(error) => {
+            useless = Some(core);
+            Err(error)
+        }
+    });
+    if !abi.has_contexts() {
+        outcomes.insert(identity, (abi.version, outcome.clone()));
+    }
+    // In this order: dropping a core locks.
+    drop(outcomes);
+    drop(useless);
+    outcome
+}
+
+/// The loader's handle: the same for the same file, whatever it was called.
+fn identify(library: Library) -> (Library, usize) {
+    let raw = library.into_raw();
+    // SAFETY: it came from a library a line ago and is owned once.
+    (unsafe { Library::from_raw(raw) }, raw as usize)
+}
+
+/// The table to use: newest first, or the version asked for.
+fn choose(
+    library: &Library,
+    name: &str,
+    version: Option<u32>,
+) -> Result<(&'static Abi, *const c_void), Error> {
+    let found: Vec<_> = ABIS
+        .iter()
+        .filter_map(|abi| Some((*abi, table(library, abi)?)))
+        .collect();
+    let Some(newest) = found.first() else {
+        return Err(Error::NotAPlugin {
+            library: name.to_owned(),
+            oldest: ABIS[ABIS.len() - 1].version,
+            newest: ABIS[0].version,
+        });
+    };
+    match version {
+        None => Ok(*newest),
+        Some(version) => found
+            .iter()
+            .find(|(abi, _)| abi.version == version)
+            .copied()
+            .ok_or_else(|| Error::VersionMissing {
+                library: name.to_owned(),
+                version,
+                found: found.iter().map(|(abi, _)| abi.version).collect(),
+            }),
+    }
+}
+
+fn table(library: &Library, abi: &Abi) -> Option<*const c_void> {
+    // SAFETY: the symbol is data, and only its address is taken: a pointer is a valid type for it.
+    let symbol = unsafe { library.get::<*const c_void>(abi.symbol.to_bytes_with_nul()) };
+    let address = *symbol.ok()?;
+    (!address.is_null()).then_some(address)
+}

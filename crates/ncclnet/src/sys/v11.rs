@@ -1,0 +1,142 @@
+//! Version 11: contexts; `init` and `finalize` for each user (NCCL 2.28 on).
+
+use std::ffi::{c_char, c_int, c_void};
+
+use super::Abi;
+use super::calls::{
+    Accept, AcceptV7, Calls, Close, Connect, ConnectV11, DeregMr, Devices, Finalize, GetDeviceMr,
+    GetProperties, Iflush, IflushV5, Init, InitV11, Irecv, IrecvConsumed, IrecvV10, Isend,
+    IsendV10, Listen, ListenV11, MakeVDevice, RegMr, RegMrDmaBuf, RegMrV8, SetNetAttr, Test,
+};
+use super::common::{
+    MissingMember, Plain, PropertyBuffer, RawProperties, SLOTS_FROM_V7, VirtualDevice, required,
+};
+
+pub(super) static ABI: Abi = Abi {
+    version: 11,
+    symbol: c"ncclNetPlugin_v11",
+    handle_bytes: 128,
+    slots: SLOTS_FROM_V7,
+    max_registration: usize::MAX,
+    max_message: usize::MAX,
+    init,
+    calls,
+    properties,
+};
+
+/// `ncclNet_v11_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(
+    dead_code,
+    reason = "members that are never read are part of the layout"
+)]
+pub(super) struct Table {
+    pub(super) name: *const c_char,
+    pub(super) init: Option<InitV11>,
+    pub(super) devices: Option<Devices>,
+    pub(super) get_properties: Option<GetProperties>,
+    pub(super) listen: Option<ListenV11>,
+    pub(super) connect: Option<ConnectV11>,
+    pub(super) accept: Option<AcceptV7>,
+    pub(super) reg_mr: Option<RegMrV8>,
+    pub(super) reg_mr_dma_buf: Option<RegMrDmaBuf>,
+    pub(super) dereg_mr: Option<DeregMr>,
+    pub(super) isend: Option<IsendV10>,
+    pub(super) irecv: Option<IrecvV10>,
+    pub(super) iflush: Option<IflushV5>,
+    pub(super) test: Option<Test>,
+    pub(super) close_send: Option<Close>,
+    pub(super) close_recv: Option<Close>,
+    pub(super) close_listen: Option<Close>,
+    pub(super) get_device_mr: Option<GetDeviceMr>,
+    pub(super) irecv_consumed: Option<IrecvConsumed>,
+    pub(super) make_v_device: Option<MakeVDevice>,
+    pub(super) finalize: Option<Finalize>,
+    pub(super) set_net_attr: Option<SetNetAttr>,
+}
+
+/// `ncclNetProperties_v11_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(
+    dead_code,
+    reason = "members that are never read are part of the layout"
+)]
+pub(super) struct Properties {
+    pub(super) name: *const c_char,
+    pub(super) pci_path: *const c_char,
+    pub(super) guid: u64,
+    pub(super) ptr_support: c_int,
+    pub(super) reg_is_global: c_int,
+    pub(super) force_flush: c_int,
+    pub(super) speed: c_int,
+    pub(super) port: c_int,
+    pub(super) latency: f32,
+    pub(super) max_comms: c_int,
+    pub(super) max_recvs: c_int,
+    pub(super) device_type: c_int,
+    pub(super) device_version: c_int,
+    pub(super) virtual_device: VirtualDevice<4>,
+    pub(super) max_p2p_bytes: usize,
+    pub(super) max_coll_bytes: usize,
+    pub(super) max_multi_request_size: c_int,
+}
+
+// SAFETY: integers, floats and raw pointers only.
+unsafe impl Plain for Properties {}
+
+/// # Safety
+///
+/// `table` points to a table of this version.
+pub(super) unsafe fn init(table: *const c_void) -> Option<Init> {
+    // SAFETY: the caller's promise; only this member is read, for only this one is valid already.
+    unsafe { (*table.cast::<Table>()).init }.map(Init::V11)
+}
+
+/// # Safety
+///
+/// `table` points to a table of this version, and `init` has succeeded.
+pub(super) unsafe fn calls(table: *const c_void) -> Result<Calls, MissingMember> {
+    // SAFETY: the caller's promise.
+    let table = unsafe { table.cast::<Table>().read() };
+    Ok(Calls {
+        devices: required!(table.devices, "devices"),
+        get_properties: required!(table.get_properties, "getProperties"),
+        listen: Listen::V11(required!(table.listen, "listen")),
+        connect: Connect::V11(required!(table.connect, "connect")),
+        accept: Accept::V7(required!(table.accept, "accept")),
+        reg_mr: RegMr::V8(required!(table.reg_mr, "regMr")),
+        reg_mr_dma_buf: table.reg_mr_dma_buf,
+        dereg_mr: required!(table.dereg_mr, "deregMr"),
+        isend: Isend::V10(required!(table.isend, "isend")),
+        irecv: Irecv::V10(required!(table.irecv, "irecv")),
+        iflush: table.iflush.map(Iflush::V5),
+        test: required!(table.test, "test"),
+        close_send: required!(table.close_send, "closeSend"),
+        close_recv: required!(table.close_recv, "closeRecv"),
+        close_listen: required!(table.close_listen, "closeListen"),
+        irecv_consumed: table.irecv_consumed,
+        finalize: table.finalize,
+    })
+}
+
+fn properties(buffer: &PropertyBuffer) -> RawProperties {
+    let raw: Properties = buffer.read();
+    RawProperties {
+        name: raw.name,
+        pci_path: raw.pci_path,
+        guid: raw.guid,
+        ptr_support: raw.ptr_support,
+        reg_is_global: raw.reg_is_global,
+        force_flush: raw.force_flush,
+        speed: raw.speed,
+        port: raw.port,
+        latency: raw.latency,
+        max_comms: raw.max_comms,
+        max_recvs: raw.max_recvs,
+        device_type: raw.device_type,
+        device_version: raw.device_version,
+        max_p2p_bytes: raw.max_p2p_bytes,
+    }
+}

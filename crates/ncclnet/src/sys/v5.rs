@@ -1,0 +1,86 @@
+//! Version 5: tags, arrays of receives, 128-byte handles (NCCL 2.12 to 2.25). The table is laid out
+//! like version 4's, the properties like version 6's.
+
+use std::ffi::{c_char, c_void};
+
+use super::calls::{
+    Accept, AcceptV4, Calls, Close, Connect, ConnectV4, DeregMr, Devices, GetProperties, Iflush,
+    IflushV5, Init, InitV4, Irecv, IrecvV5, Isend, IsendV5, Listen, ListenV4, RegMr, RegMrV4, Test,
+};
+use super::common::{
+    MAX_INT_MESSAGE, MAX_INT_REGISTRATION, MissingMember, SLOTS_UP_TO_V6, required,
+};
+use super::{Abi, v6};
+
+pub(super) static ABI: Abi = Abi {
+    version: 5,
+    symbol: c"ncclNetPlugin_v5",
+    handle_bytes: 128,
+    slots: SLOTS_UP_TO_V6,
+    max_registration: MAX_INT_REGISTRATION,
+    max_message: MAX_INT_MESSAGE,
+    init,
+    calls,
+    properties: v6::properties,
+};
+
+/// `ncclNet_v5_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(
+    dead_code,
+    reason = "members that are never read are part of the layout"
+)]
+pub(super) struct Table {
+    pub(super) name: *const c_char,
+    pub(super) init: Option<InitV4>,
+    pub(super) devices: Option<Devices>,
+    pub(super) get_properties: Option<GetProperties>,
+    pub(super) listen: Option<ListenV4>,
+    pub(super) connect: Option<ConnectV4>,
+    pub(super) accept: Option<AcceptV4>,
+    pub(super) reg_mr: Option<RegMrV4>,
+    pub(super) dereg_mr: Option<DeregMr>,
+    pub(super) isend: Option<IsendV5>,
+    pub(super) irecv: Option<IrecvV5>,
+    pub(super) iflush: Option<IflushV5>,
+    pub(super) test: Option<Test>,
+    pub(super) close_send: Option<Close>,
+    pub(super) close_recv: Option<Close>,
+    pub(super) close_listen: Option<Close>,
+}
+
+/// # Safety
+///
+/// `table` points to a table of this version.
+unsafe fn init(table: *const c_void) -> Option<Init> {
+    // SAFETY: the caller's promise; only this member is read, for only this one is valid already.
+    unsafe { (*table.cast::<Table>()).init }.map(Init::V4)
+}
+
+/// # Safety
+///
+/// `table` points to a table of this version, and `init` has succeeded.
+unsafe fn calls(table: *const c_void) -> Result<Calls, MissingMember> {
+    // SAFETY: the caller's promise.
+    let table = unsafe { table.cast::<Table>().read() };
+    Ok(Calls {
+        devices: required!(table.devices, "devices"),
+        get_properties: required!(table.get_properties, "getProperties"),
+        listen: Listen::V4(required!(table.listen, "listen")),
+        connect: Connect::V4(required!(table.connect, "connect")),
+        accept: Accept::V4(required!(table.accept, "accept")),
+        reg_mr: RegMr::V4(required!(table.reg_mr, "regMr")),
+        reg_mr_dma_buf: None,
+        dereg_mr: required!(table.dereg_mr, "deregMr"),
+        isend: Isend::V5(required!(table.isend, "isend")),
+        irecv: Irecv::V5(required!(table.irecv, "irecv")),
+        iflush: table.iflush.map(Iflush::V5),
+        test: required!(table.test, "test"),
+        close_send: required!(table.close_send, "closeSend"),
+        close_recv: required!(table.close_recv, "closeRecv"),
+        close_listen: required!(table.close_listen, "closeListen"),
+        irecv_consumed: None,
+        finalize: None,
+    })
+}

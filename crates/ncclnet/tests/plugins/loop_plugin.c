@@ -1,0 +1,539 @@
+/* A small net plugin over loopback TCP, for the loader's tests. One source, any version of the API:
+ *
+ *   cc -shared -fPIC -DAPI_VERSION=7 loop_plugin.c
+ *
+ * It moves real bytes and is as unforgiving as the contract allows: whatever the loader may not do (move
+ * a handle, test out of order, call after an error, forget a registration, ...) returns
+ * ncclInternalError with a warning, or aborts where a real plugin would touch freed memory.
+ *
+ * Variants: FAIL_INIT, NO_DEVICES, DEVICE_TYPE / DEVICE_VERSION, FAIL_CONNECT, FAIL_ACCEPT, NULL_LISTEN,
+ * NO_ISEND, NO_CONSUME, EMPTY_DEVICE_HANDLE, SLOTS=n, MHANDLES=0 (none are given), SIZES=0 (never
+ * written), FILL_IN_INIT (the table is filled in by init), LOG_THREAD. */
+
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#ifndef API_VERSION
+#error "API_VERSION is 4 to 12"
+#endif
+#ifndef SLOTS
+#define SLOTS (API_VERSION >= 7 ? 16 : 8)
+#endif
+#ifndef MHANDLES
+#define MHANDLES 1
+#endif
+#ifndef SIZES
+#define SIZES 1
+#endif
+#ifndef DEVICE_TYPE
+#define DEVICE_TYPE 0
+#endif
+#ifndef DEVICE_VERSION
+#define DEVICE_VERSION (DEVICE_TYPE == 1 ? 7 : 0)
+#endif
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define TEXT_(a) #a
+#define TEXT(a) TEXT_(a)
+
+enum { OK = 0, SYSTEM_ERROR = 2, INTERNAL_ERROR = 3, INVALID_USAGE = 5 };
+enum { LEVEL_VERSION = 1, LEVEL_WARN = 2, LEVEL_INFO = 3 };
+enum { PTR_HOST = 1, PTR_CUDA = 2, PTR_DMABUF = 4 };
+enum { HANDLE_BYTES = API_VERSION == 4 ? 64 : 128 };
+enum { MAX_P2P = 8 << 20 };
+
+typedef void (*logger_t)(int level, unsigned long flags, const char *file, int line, const char *fmt,
+                         ...);
+typedef int (*profiler_t)(void **event, int type, void *parent, int64_t plugin, void *data);
+
+static logger_t logger;
+#if API_VERSION >= 10
+static profiler_t profiler;
+#endif
+static int initialised;
+
+#define WARN(...) logger(LEVEL_WARN, 0x10, __FILE__, __LINE__, __VA_ARGS__)
+#define REFUSE(...)        \
+  do {                     \
+    WARN(__VA_ARGS__);     \
+    return INTERNAL_ERROR; \
+  } while (0)
+
+/* What is open: comms, listeners, memory handles, contexts. The tests read it. */
+__attribute__((weak)) _Atomic int loop_plugin_live;
+/* How often init was called. */
+__attribute__((weak)) _Atomic int loop_plugin_inits;
+
+/* ---- comms ---- */
+
+enum direction { SEND, RECV, FLUSH };
+enum state { FREE, POSTED, DONE };
+
+struct comm;
+struct request {
+  struct comm *comm;
+  enum direction direction;
+  enum state state;
+  char *data;
+  size_t size; /* of the buffer, then of the message */
+  size_t moved;
+  uint64_t order;
+  int tests;
+};
+
+struct header {
+  uint64_t size;
+  int64_t tag;
+};
+
+struct comm {
+  int fd;
+  enum direction direction;
+  int failed;
+  int calls; /* isend and irecv, to refuse some of them */
+  int memories;
+  uint64_t posted, tested, consumed;
+  struct header header;
+  size_t header_moved;
+  struct request requests[32];
+  struct request flush;
+};
+
+struct memory {
+  struct comm *comm;
+  char *data;
+  size_t size;
+  int type;
+};
+
+struct listener {
+  int fd;
+  int accepts;
+  int pending;
+  int spent;
+  int failed;
+  void *out; /* the buffer of the first accept */
+};
+
+struct attempt {
+  int fd;
+  int polls;
+  void *handle; /* where the first connect found it */
+  void *out;
+};
+
+/* At the start of the handle; the attempt is where a plugin of the field has it. */
+struct handle {
+  struct sockaddr_in address;
+  char pad[HANDLE_BYTES == 64 ? 24 : 64];
+  struct attempt *attempt;
+};
+_Static_assert(sizeof(struct handle) <= HANDLE_BYTES, "handle");
+
+struct device_handle {
+  int type;
+  int version;
+  void *handle;
+  size_t size;
+  int needs_proxy_progress;
+};
+
+struct config {
+  int traffic_class;
+};
+
+struct context {
+  int magic;
+};
+
+static struct comm *new_comm(int fd, enum direction direction) {
+  struct comm *comm = calloc(1, sizeof *comm);
+  int one = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  comm->fd = fd;
+  comm->direction = direction;
+  loop_plugin_live++;
+  return comm;
+}
+
+/* ---- properties, as each version lays them out ---- */
+
+struct properties {
+  char *name;
+  char *pci_path;
+  uint64_t guid;
+  int ptr_support;
+#if API_VERSION >= 8
+  int reg_is_global;
+#endif
+#if API_VERSION >= 9
+  int force_flush;
+#endif
+  int speed;
+  int port;
+#if API_VERSION >= 5
+  float latency;
+#endif
+  int max_comms;
+#if API_VERSION >= 5
+  int max_recvs;
+#endif
+#if API_VERSION >= 7
+  int device_type;
+  int device_version;
+#endif
+#if API_VERSION >= 9
+  struct {
+    int count;
+    int devices[API_VERSION >= 12 ? 8 : 4];
+  } virtual_device;
+  size_t max_p2p_bytes;
+  size_t max_coll_bytes;
+#endif
+#if API_VERSION >= 11
+  int max_multi_request_size;
+#endif
+#if API_VERSION >= 12
+  int16_t rail_id;
+  int16_t plane_id;
+#endif
+};
+
+static int loop_devices(int *count) {
+#ifdef NO_DEVICES
+  *count = 0;
+#else
+  *count = 2;
+#endif
+  return OK;
+}
+
+static int loop_properties(int device, void *out) {
+  static char *names[] = {"loop0", "loop1"};
+  if (device < 0 || device > 1) REFUSE("no device %d", device);
+  struct properties *p = out;
+  p->name = names[device];
+  p->pci_path = device == 0 ? NULL : "/sys/devices/loop1";
+  p->guid = 0x1000 + (uint64_t)device;
+  p->ptr_support = PTR_HOST | PTR_CUDA | (API_VERSION >= 6 ? PTR_DMABUF : 0);
+  p->speed = 12345;
+  p->port = 3;
+  p->max_comms = 77;
+#if API_VERSION >= 5
+  p->latency = 1.5f;
+  p->max_recvs = 1;
+#endif
+#if API_VERSION >= 7
+  p->device_type = DEVICE_TYPE;
+  p->device_version = DEVICE_VERSION;
+#endif
+#if API_VERSION >= 8
+  p->reg_is_global = 1;
+#endif
+#if API_VERSION >= 9
+  p->force_flush = 1;
+  p->virtual_device.count = 1;
+  p->virtual_device.devices[0] = device;
+  p->max_p2p_bytes = MAX_P2P;
+  p->max_coll_bytes = 1 << 20;
+#endif
+#if API_VERSION >= 11
+  p->max_multi_request_size = 1;
+#endif
+#if API_VERSION >= 12
+  p->rail_id = -1;
+  p->plane_id = -1;
+#endif
+  return OK;
+}
+
+/* ---- connecting ---- */
+
+static int listen_at(int device, void *handle, void **out) {
+  if (device < 0 || device > 1) REFUSE("no device %d", device);
+#ifdef NULL_LISTEN
+  (void)handle;
+  *out = NULL;
+  return OK;
+#endif
+  struct handle *h = handle;
+  memset(handle, 0, HANDLE_BYTES);
+  struct listener *l = calloc(1, sizeof *l);
+  l->fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+  socklen_t length = sizeof address;
+  if (bind(l->fd, (void *)&address, length) || listen(l->fd, 1) ||
+      getsockname(l->fd, (void *)&address, &length)) {
+    WARN("listen: %s", strerror(errno));
+    return SYSTEM_ERROR;
+  }
+  h->address = address;
+  loop_plugin_live++;
+  *out = l;
+  return OK;
+}
+
+static int connect_to(int device, void *handle, void **out) {
+  if (device < 0 || device > 1) REFUSE("no device %d", device);
+  struct handle *h = handle;
+  struct attempt *a = h->attempt;
+  *out = NULL;
+  if (a == NULL) {
+    a = h->attempt = calloc(1, sizeof *a);
+    a->handle = handle;
+    a->out = out;
+    a->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  }
+  if (a->fd == -1) abort(); /* called again after an error: the state is gone */
+  if (a->handle != handle || a->out != out) REFUSE("the buffers of connect have moved");
+  if (++a->polls < 4) return OK;
+#ifdef FAIL_CONNECT
+  close(a->fd);
+  a->fd = -1;
+  WARN("no way to device %d", device);
+  return SYSTEM_ERROR;
+#endif
+  if (connect(a->fd, (void *)&h->address, sizeof h->address)) {
+    WARN("connect: %s", strerror(errno));
+    close(a->fd);
+    a->fd = -1;
+    return SYSTEM_ERROR;
+  }
+  *out = new_comm(a->fd, SEND);
+  free(a);
+  h->attempt = NULL;
+  return OK;
+}
+
+static int accept_from(void *listener, void **out) {
+  struct listener *l = listener;
+  *out = NULL;
+  if (l->failed) abort(); /* called again after an error: the state is gone */
+  if (l->spent) REFUSE("one listener, one connection");
+  if (l->out != NULL && l->out != out) REFUSE("the buffers of accept have moved");
+  l->out = out;
+  l->pending = 1;
+  if (++l->accepts < 3) return OK;
+#ifdef FAIL_ACCEPT
+  l->failed = 1;
+  l->pending = 0;
+  WARN("nobody wants to talk to us");
+  return SYSTEM_ERROR;
+#endif
+  int fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC);
+  if (fd < 0 && (errno == EAGAIN || errno == EINTR)) return OK;
+  if (fd < 0) {
+    l->failed = 1;
+    l->pending = 0;
+    return SYSTEM_ERROR;
+  }
+  l->pending = 0;
+  l->spent = 1;
+  *out = new_comm(fd, RECV);
+  return OK;
+}
+
+#if API_VERSION >= 7
+static int fill_device_handle(struct device_handle **out) {
+  if (out == NULL) REFUSE("no place for a device handle");
+  struct device_handle *d = *out;
+  if (DEVICE_TYPE == 0) {
+    if (d != NULL) REFUSE("a device handle for a host device");
+    return OK;
+  }
+  if (d == NULL) REFUSE("no device handle");
+  for (size_t i = 0; i < sizeof *d; i++)
+    if (((char *)d)[i] != 0) REFUSE("the device handle is not zeroed");
+#ifndef EMPTY_DEVICE_HANDLE
+  static uint64_t ring[3] = {1, 2, 3};
+  *d = (struct device_handle){DEVICE_TYPE, DEVICE_VERSION, ring, sizeof ring, 1};
+#endif
+  return OK;
+}
+#endif
+
+/* ---- memory ---- */
+
+static int register_memory(void *comm, void *data, size_t size, int type, void **out) {
+  if (type != PTR_HOST && type != PTR_CUDA) REFUSE("memory type %d", type);
+  if (*out != NULL) REFUSE("the memory handle is not NULL at first");
+  if ((uintptr_t)data % 64 != 0) REFUSE("memory at %p is not aligned to 64", data);
+  struct comm *c = comm;
+  c->memories++;
+  loop_plugin_live++;
+  if (!MHANDLES) return OK;
+  struct memory *m = calloc(1, sizeof *m);
+  *m = (struct memory){c, data, size, type};
+  *out = m;
+  return OK;
+}
+
+static int loop_dereg_mr(void *comm, void *memory) {
+  struct comm *c = comm;
+  struct memory *m = memory;
+  if (m != NULL && m->comm != c) REFUSE("memory of another comm");
+  if (--c->memories < 0) REFUSE("more deregistered than registered");
+  loop_plugin_live--;
+  free(m);
+  return OK;
+}
+
+static int check_memory(struct comm *c, void *data, size_t size, struct memory *m) {
+  if (!MHANDLES) return OK;
+  if (m == NULL || m->comm != c) REFUSE("not registered on this comm");
+  char *from = data;
+  if (from < m->data || from + size > m->data + m->size) REFUSE("outside the registration");
+  return OK;
+}
+
+/* ---- moving ---- */
+
+static int post(void *comm, enum direction direction, void *data, size_t size, int tag,
+                void *memory, void **out) {
+  struct comm *c = comm;
+  if (c->failed) abort(); /* used after an error */
+  if (*out != NULL) REFUSE("the request is not NULL at first");
+  if (c->direction != direction) REFUSE("wrong kind of comm");
+  int code = check_memory(c, data, size, memory);
+  if (code != OK) return code;
+  if (++c->calls % 3 == 0) return OK; /* busy: nothing is queued */
+  if (c->posted - c->consumed >= SLOTS) {
+    c->failed = 1;
+    REFUSE("all %d requests are in use", (int)SLOTS);
+  }
+  struct request *r = &c->requests[c->posted % SLOTS];
+  *r = (struct request){c, direction, POSTED, data, size, 0, c->posted++, 0};
+  (void)tag;
+  *out = r;
+  return OK;
+}
+
+/* Moves up to size - *moved bytes; 1 when all are moved. */
+static int move_bytes(struct comm *c, char *data, size_t size, size_t *moved) {
+  while (*moved < size) {
+    ssize_t n = c->direction == SEND
+                    ? send(c->fd, data + *moved, size - *moved, MSG_DONTWAIT | MSG_NOSIGNAL)
+                    : recv(c->fd, data + *moved, size - *moved, MSG_DONTWAIT);
+    if (n > 0) {
+      *moved += (size_t)n;
+    } else if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+      return 0;
+    } else {
+      WARN("the peer is gone: %s", n == 0 ? "end of stream" : strerror(errno));
+      return -1;
+    }
+  }
+  return 1;
+}
+
+static int loop_test(void *request, int *done, int *sizes) {
+  struct request *r = request;
+  *done = 0;
+  if (r == NULL) REFUSE("no request");
+  struct comm *c = r->comm;
+  if (c->failed) abort(); /* used after an error */
+  if (r->state != POSTED) REFUSE("the request is not under way");
+  if (r->direction == FLUSH) {
+    if (sizes != NULL) REFUSE("a flush has no sizes");
+    if (++r->tests < 2) return OK;
+    r->state = FREE;
+    *done = 1;
+    return OK;
+  }
+  if (r->order != c->tested) REFUSE("request %d tested before %d", (int)r->order, (int)c->tested);
+  if (r->direction == SEND) c->header = (struct header){r->size, (int64_t)r->order};
+  int code = move_bytes(c, (char *)&c->header, sizeof c->header, &c->header_moved);
+  if (code == 1) {
+    if (r->direction == RECV && c->header.size > r->size) {
+      c->failed = 1;
+      WARN("%zu bytes for a buffer of %zu", (size_t)c->header.size, r->size);
+      return INVALID_USAGE;
+    }
+    r->size = c->header.size;
+    code = move_bytes(c, r->data, r->size, &r->moved);
+  }
+  if (code < 0) {
+    c->failed = 1;
+    return SYSTEM_ERROR;
+  }
+  if (code == 0) return OK;
+  c->header_moved = 0;
+  c->tested++;
+  *done = 1;
+  if (SIZES && sizes != NULL) sizes[0] = (int)r->size;
+  r->state = DONE;
+#if API_VERSION >= 7 && !defined(NO_CONSUME)
+  if (r->direction == RECV) return OK; /* until it is consumed */
+#endif
+  r->state = FREE;
+  c->consumed++;
+  return OK;
+}
+
+static int start_flush(void *comm, void *data, int size, void *memory, void **out) {
+  struct comm *c = comm;
+  if (DEVICE_TYPE == 1) abort(); /* a real plugin reads a wild pointer here */
+  if (*out != NULL) REFUSE("the request is not NULL at first");
+  if (c->direction != RECV || size <= 0) REFUSE("nothing to flush");
+  int code = check_memory(c, data, (size_t)size, memory);
+  if (code != OK) return code;
+  if (c->flush.state == POSTED) return OK; /* busy */
+  c->flush = (struct request){c, FLUSH, POSTED, data, (size_t)size, 0, 0, 0};
+  *out = &c->flush;
+  return OK;
+}
+
+#if API_VERSION >= 7
+static int loop_consumed(void *comm, int n, void *request) {
+  struct comm *c = comm;
+  struct request *r = request;
+  if (n != 1 || r == NULL || r->comm != c || r->state != DONE) REFUSE("nothing to consume");
+  if (r->order != c->consumed) REFUSE("consumed out of order");
+  r->state = FREE;
+  c->consumed++;
+  return OK;
+}
+
+static int loop_device_mr(void *comm, void *memory, void **out) {
+  (void)comm, (void)memory, (void)out;
+  return OK;
+}
+#endif
+
+static int close_comm(struct comm *c, enum direction direction) {
+  if (c == NULL) return OK;
+  int code = OK;
+  if (c->direction != direction || c->memories != 0) {
+    WARN("closed with %d registrations, direction %d", c->memories, (int)c->direction);
+    code = INTERNAL_ERROR;
+  }
+  close(c->fd);
+  free(c);
+  loop_plugin_live--;
+  return code;
+}
+
+static int loop_close_send(void *comm) { return close_comm(comm, SEND); }
+static int loop_close_recv(void *comm) { return close_comm(comm, RECV); }
+
+static int loop_close_listen(void *listener) {
+  struct listener *l = listener;
+  if (l->pending) abort(); /* a real plugin's thread uses it still */
+  close(l->fd);
+  free(l);
+  loop_plugin_live--;
+  return OK;
+}
+
+#include "loop_table.h"

@@ -1,0 +1,8 @@
+//! The loader against real plugins: C libraries compiled here, that move real bytes over loopback.
+
+mod build;
+mod hot_path;
+mod moving;
+mod opening;
+mod rules;
+mod wire;

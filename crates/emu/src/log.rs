@@ -1,0 +1,69 @@
+//! Log lines through the logger that `init` was given.
+
+use std::ffi::{CString, c_int, c_ulong};
+use std::sync::OnceLock;
+
+use crate::tables::Logger;
+
+/// Severity, as NCCL numbers it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Level {
+    Warn = 2,
+    Info = 3,
+}
+
+/// `NCCL_NET`.
+const NET: c_ulong = 0x10;
+
+static LOGGER: OnceLock<Logger> = OnceLock::new();
+
+/// Remembers the logger. The first one stays: `init` of another table brings the same one.
+pub(crate) fn set_logger(logger: Option<Logger>) {
+    if let Some(logger) = logger {
+        let _ = LOGGER.set(logger);
+    }
+}
+
+/// Writes one line; without a logger it is lost.
+pub(crate) fn line(level: Level, line: u32, message: &str) {
+    let Some(logger) = LOGGER.get() else { return };
+    // A message with an interior NUL can only come from a value in the environment: cut it there.
+    let text = match CString::new(message) {
+        Ok(text) => text,
+        Err(error) => {
+            let end = error.nul_position();
+            let mut bytes = error.into_vec();
+            bytes.truncate(end);
+            CString::new(bytes).unwrap_or_default()
+        }
+    };
+    let line = c_int::try_from(line).unwrap_or(0);
+    // SAFETY: the strings live until the call returns, and the format has exactly one `%s`. Like
+    // the plugin it stands for, the emulator names itself where a file name is expected.
+    unsafe {
+        logger(
+            level as c_int,
+            NET,
+            c"tcpx-emu".as_ptr(),
+            line,
+            c"%s".as_ptr(),
+            text.as_ptr(),
+        );
+    }
+}
+
+/// Something the user has to look at.
+macro_rules! warning {
+    ($($arg:tt)*) => {
+        $crate::log::line($crate::log::Level::Warn, line!(), &format!($($arg)*))
+    };
+}
+
+/// Something that explains what follows.
+macro_rules! info {
+    ($($arg:tt)*) => {
+        $crate::log::line($crate::log::Level::Info, line!(), &format!($($arg)*))
+    };
+}
+
+pub(crate) use {info, warning};

@@ -21,6 +21,8 @@
  *  - All functions may be called from any thread, also on the same handle at once; only tcpx_config_set and the
  *    free functions want the handle for themselves.
  *  - Nothing waits except where a timeout is asked for (in milliseconds; UINT64_MAX waits as long as it takes).
+ *  - A child process that was forked may free the handles that it inherited, which does nothing there; it makes
+ *    sessions of its own and uses no other.
  *  - Texts are UTF-8 and end with NUL. Addresses are absolute, in the address space of their owner.
  */
 
@@ -67,6 +69,16 @@ typedef enum {
     TCPX_ERROR_REGION_GONE = 15,
 } tcpx_status;
 
+// What kind of memory a region is.
+typedef enum {
+    // Ordinary memory of the process.
+    TCPX_MEMORY_HOST = 0,
+    // Memory of a CUDA device.
+    TCPX_MEMORY_CUDA = 1,
+    // Whichever of these the address is; the device is found too.
+    TCPX_MEMORY_AUTO = 2,
+} tcpx_memory;
+
 // Where a transfer stands.
 typedef enum {
     // Never posted.
@@ -90,14 +102,6 @@ typedef enum {
     // From our memory into the peer's.
     TCPX_WRITE = 1,
 } tcpx_op;
-
-// What kind of memory a region is.
-typedef enum {
-    // Ordinary memory of the process.
-    TCPX_MEMORY_HOST = 0,
-    // Memory of a CUDA device.
-    TCPX_MEMORY_CUDA = 1,
-} tcpx_memory;
 
 // How a session behaves: defaults of this machine, then the environment, then what is set.
 typedef struct tcpx_config tcpx_config;
@@ -128,6 +132,8 @@ typedef struct {
 
 // One setting; valid while the callback that received it runs.
 typedef struct {
+    // Bytes in this struct; later versions add fields at its end.
+    size_t size;
     // The key, as `tcpx_config_set` takes it.
     const char *key;
     // The environment variable.
@@ -144,6 +150,50 @@ typedef struct {
 
 // Receives one setting. Must not unwind.
 typedef void (*tcpx_config_row_fn)(void *context, const tcpx_config_row *row);
+
+// One network interface; valid while the callback that received it runs.
+typedef struct {
+    // Bytes in this struct; later versions add fields at its end.
+    size_t size;
+    // Its name, such as "eth0".
+    const char *name;
+    // What stands behind the name: "physical", "loopback", or the kernel's word, such as "bond" or "bridge".
+    const char *kind;
+    // Its addresses with their prefix lengths, separated by commas; "" when it has none.
+    const char *addresses;
+    // The PCI address of the device, such as "0000:06:00.0"; "" where there is none.
+    const char *pci_address;
+    // The driver of the device; "" where there is none.
+    const char *driver;
+    // Why sessions do not use it unless the setting interfaces names it; NULL when they do.
+    const char *why_not;
+    // The largest packet, in bytes.
+    uint32_t mtu;
+    // The link's speed in Mbit/s; 0 where the driver does not know it.
+    uint32_t speed_mbps;
+    // The NUMA node that the device hangs off; -1 on machines that have one only.
+    int32_t numa_node;
+} tcpx_device;
+
+// Receives one interface. Must not unwind.
+typedef void (*tcpx_device_fn)(void *context, const tcpx_device *device);
+
+// One lane of a connected peer; valid while the callback that received it runs.
+typedef struct {
+    // Bytes in this struct; later versions add fields at its end.
+    size_t size;
+    // This end's address and port, such as "10.0.0.1:40312".
+    const char *local;
+    // The peer's.
+    const char *remote;
+    // Bytes that left on it, framing included.
+    uint64_t bytes_sent;
+    // Bytes that came on it, framing included.
+    uint64_t bytes_received;
+} tcpx_lane;
+
+// Receives one lane. Must not unwind.
+typedef void (*tcpx_lane_fn)(void *context, const tcpx_lane *lane);
 
 // One piece of a transfer. A READ copies from remote to local, a WRITE from local to remote.
 typedef struct {
@@ -189,6 +239,9 @@ tcpx_status tcpx_config_each(const tcpx_config *config, tcpx_config_row_fn callb
 // Frees a configuration; sessions made from it are not affected.
 void tcpx_config_free(tcpx_config *config);
 
+// Hands every network interface of this machine to `callback`, with `context`.
+tcpx_status tcpx_devices_each(tcpx_device_fn callback, void *context);
+
 // Adds a warning to the library's log, for layers above it that can pass on a number only: what could not be
 // done, and why. Goes to stderr as the setting log says; nowhere before the first session.
 void tcpx_log_warning(const char *what,
@@ -208,22 +261,51 @@ tcpx_status tcpx_peer_connect(const tcpx_peer *peer,
 // Ends all connections to the peer; its transfers fail. A later transfer connects anew.
 tcpx_status tcpx_peer_disconnect(const tcpx_peer *peer);
 
+// Hands every lane of the current connection to `callback`, with `context`; none when there is no connection.
+tcpx_status tcpx_peer_each_lane(const tcpx_peer *peer,
+                                tcpx_lane_fn callback,
+                                void *context);
+
 // Frees the handle; the session goes on to know the peer.
 void tcpx_peer_free(tcpx_peer *peer);
+
+// The registration's number within its session, from 1 up; 0 for NULL.
+uint64_t tcpx_region_id(const tcpx_region *region);
+
+// The address of the first byte; NULL for NULL.
+void *tcpx_region_address(const tcpx_region *region);
+
+// Bytes in the region; 0 for NULL.
+uint64_t tcpx_region_size(const tcpx_region *region);
 
 // What a peer needs to address this region, for `tcpx_remote_region_from_bytes` over there. The same range
 // always has the same descriptor, whenever it is registered with this session.
 tcpx_status tcpx_region_descriptor(const tcpx_region *region,
                                    tcpx_bytes *descriptor);
 
-// Ends the registration. When this returns, the memory is no longer touched and may be freed; transfers
-// that were using it fail.
+// Ends the registration before its handle is freed, for handles that are shared. When this returns, the
+// memory is no longer touched and may be freed; transfers that were using it fail. TCPX_ERROR_NOT_ALLOWED when
+// it had ended already.
+tcpx_status tcpx_region_deregister(const tcpx_region *region);
+
+// Frees the handle, and ends the registration as tcpx_region_deregister does.
 void tcpx_region_free(tcpx_region *region);
 
 // Reads the descriptor of a peer's region.
 tcpx_status tcpx_remote_region_from_bytes(const void *descriptor,
                                           size_t descriptor_len,
                                           tcpx_remote_region **region);
+
+// The address of the first byte, in its owner's address space; 0 for NULL.
+uint64_t tcpx_remote_region_address(const tcpx_remote_region *region);
+
+// Bytes in the region; 0 for NULL.
+uint64_t tcpx_remote_region_size(const tcpx_remote_region *region);
+
+// What kind of memory it is at its owner, and on which CUDA device (0 for host memory).
+tcpx_status tcpx_remote_region_memory(const tcpx_remote_region *region,
+                                      tcpx_memory *kind,
+                                      uint32_t *device);
 
 // Frees what is known of a peer's region; prepared transfers keep what they need.
 void tcpx_remote_region_free(tcpx_remote_region *region);
@@ -263,7 +345,8 @@ tcpx_status tcpx_session_remove_peer(const tcpx_session *session,
 // The next peer that has connected to us.
 tcpx_status tcpx_session_accept(const tcpx_session *session, uint64_t timeout_ms, tcpx_peer **peer);
 
-// Registers memory: `kind` is a tcpx_memory, `device` the number of the CUDA device. Overlapping and
+// Registers memory: `kind` is a tcpx_memory, `device` the number of the CUDA device for
+// TCPX_MEMORY_CUDA and not looked at otherwise. Overlapping and
 // repeated registrations are legal. The memory must stay mapped until tcpx_region_free has
 // returned: peers who have its descriptor read and write it at any time.
 tcpx_status tcpx_session_register(const tcpx_session *session,

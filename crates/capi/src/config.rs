@@ -18,6 +18,8 @@ impl Boxed for tcpx_config {}
 #[repr(C)]
 #[derive(Debug)]
 pub struct tcpx_config_row {
+    /// Bytes in this struct; later versions add fields at its end.
+    pub size: usize,
     /// The key, as `tcpx_config_set` takes it.
     pub key: *const c_char,
     /// The environment variable.
@@ -97,6 +99,7 @@ pub unsafe extern "C" fn tcpx_config_each(
             .map(c_text);
             let [key, variable, value, source, help, reason] = texts.each_ref().map(|t| t.as_ptr());
             let row = tcpx_config_row {
+                size: size_of::<tcpx_config_row>(),
                 key,
                 variable,
                 value,

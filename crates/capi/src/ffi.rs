@@ -9,8 +9,19 @@ use std::ptr::NonNull;
 
 use crate::status::{Failure, tcpx_status};
 
-/// A type whose values C holds as pointers to a `Box`, made by [`Out::give`] and ended by [`take!`].
+/// A type whose values C holds as pointers, made by [`Out::give`] and ended by [`take!`].
 pub(crate) trait Boxed: Send + Sync {}
+
+/// What a handle points to: the value, and whose it is.
+///
+/// A forked child inherits the parent's handles but none of its threads, and locks in whatever state they were: there
+/// is no ending them there. Whoever frees one in a child (C++ destructors do, at exit) leaves it as it is.
+#[repr(C)]
+struct Held<T> {
+    /// First, so that a pointer to it is a pointer to this.
+    value: T,
+    process: u32,
+}
 
 /// Runs what C asked for. Errors become a status and the thread's last error; so do panics.
 pub(crate) fn call(f: impl FnOnce() -> Result<(), Failure>) -> tcpx_status {
@@ -56,7 +67,8 @@ impl<T> Out<T> {
 impl<T: Boxed> Out<*mut T> {
     /// Hands a new object over to C.
     pub(crate) fn give(self, value: T) {
-        self.write(Box::into_raw(Box::new(value)));
+        let process = std::process::id();
+        self.write(Box::into_raw(Box::new(Held { value, process })).cast());
     }
 }
 
@@ -118,12 +130,14 @@ pub(crate) unsafe fn text_from<'a>(
 
 /// # Safety
 /// `pointer` is NULL or came from [`Out::give`] and was not taken before.
-pub(crate) unsafe fn box_from<T: Boxed>(pointer: *mut T) -> Option<Box<T>> {
-    if pointer.is_null() {
+pub(crate) unsafe fn value_from<T: Boxed>(pointer: *mut T) -> Option<T> {
+    let held = NonNull::new(pointer)?.cast::<Held<T>>();
+    // SAFETY: as the caller promises; a `Held` begins with its value.
+    if unsafe { held.as_ref() }.process != std::process::id() {
         return None;
     }
     // SAFETY: as the caller promises; C gives it back with this call.
-    Some(unsafe { Box::from_raw(pointer) })
+    Some(unsafe { Box::from_raw(held.as_ptr()) }.value)
 }
 
 /// # Safety
@@ -178,7 +192,7 @@ macro_rules! out {
 macro_rules! take {
     ($pointer:ident) => {
         // SAFETY: the argument of a function that frees: NULL or a handle that is given back now.
-        unsafe { $crate::ffi::box_from($pointer) }
+        unsafe { $crate::ffi::value_from($pointer) }
     };
 }
 

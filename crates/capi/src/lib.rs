@@ -9,6 +9,7 @@
 //! | `status` | the numbers that errors become, and the words that go with them |
 //! | `bytes` | byte strings handed to C |
 //! | `config`, `session`, `peer`, `region`, `transfer` | the functions, by the object that they are about |
+//! | `device` | the network interfaces of this machine |
 //! | `log` | where the engine's log lines go |
 //!
 //! # Safety
@@ -28,6 +29,7 @@
 
 mod bytes;
 mod config;
+mod device;
 mod ffi;
 mod log;
 mod peer;
@@ -38,6 +40,7 @@ mod transfer;
 
 pub use bytes::*;
 pub use config::*;
+pub use device::*;
 pub use log::*;
 pub use peer::*;
 pub use region::*;

@@ -1,13 +1,13 @@
 //! Peers.
 
-use std::ffi::{CString, c_char};
+use std::ffi::{CString, c_char, c_void};
 use std::ptr::null;
 use std::time::Duration;
 
 use tcpx::Peer;
 
 use crate::ffi::{self, Boxed, borrow, take};
-use crate::status::{c_text, tcpx_status};
+use crate::status::{Failure, c_text, tcpx_status};
 
 /// A remote session, or the session itself.
 pub struct tcpx_peer {
@@ -51,6 +51,54 @@ pub unsafe extern "C" fn tcpx_peer_connect(peer: *const tcpx_peer, timeout_ms: u
 pub unsafe extern "C" fn tcpx_peer_disconnect(peer: *const tcpx_peer) -> tcpx_status {
     ffi::call(|| {
         borrow!(peer)?.peer.disconnect();
+        Ok(())
+    })
+}
+
+/// One lane of a connected peer; valid while the callback that received it runs.
+#[repr(C)]
+#[derive(Debug)]
+pub struct tcpx_lane {
+    /// Bytes in this struct; later versions add fields at its end.
+    pub size: usize,
+    /// This end's address and port, such as "10.0.0.1:40312".
+    pub local: *const c_char,
+    /// The peer's.
+    pub remote: *const c_char,
+    /// Bytes that left on it, framing included.
+    pub bytes_sent: u64,
+    /// Bytes that came on it, framing included.
+    pub bytes_received: u64,
+}
+
+/// Receives one lane. Must not unwind.
+pub type tcpx_lane_fn = Option<unsafe extern "C" fn(context: *mut c_void, lane: *const tcpx_lane)>;
+
+/// Hands every lane of the current connection to `callback`, with `context`; none when there is no connection.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_peer_each_lane(
+    peer: *const tcpx_peer,
+    callback: tcpx_lane_fn,
+    context: *mut c_void,
+) -> tcpx_status {
+    ffi::call(|| {
+        let peer = borrow!(peer)?;
+        let callback = callback.ok_or(Failure::Null("callback"))?;
+        for lane in peer.peer.lanes() {
+            let (local, remote) = (
+                c_text(&lane.local.to_string()),
+                c_text(&lane.remote.to_string()),
+            );
+            let lane = tcpx_lane {
+                size: size_of::<tcpx_lane>(),
+                local: local.as_ptr(),
+                remote: remote.as_ptr(),
+                bytes_sent: lane.bytes_sent,
+                bytes_received: lane.bytes_received,
+            };
+            // SAFETY: C gave the function to be called with its context; `lane` outlives the call.
+            unsafe { callback(context, &raw const lane) };
+        }
         Ok(())
     })
 }

@@ -1,6 +1,7 @@
 //! Registered memory, and descriptors of peers' memory.
 
 use std::ffi::c_void;
+use std::ptr::null_mut;
 
 use tcpx::{MemoryKind, Region, RemoteRegion};
 
@@ -16,6 +17,8 @@ pub enum tcpx_memory {
     TCPX_MEMORY_HOST = 0,
     /// Memory of a CUDA device.
     TCPX_MEMORY_CUDA = 1,
+    /// Whichever of these the address is; the device is found too.
+    TCPX_MEMORY_AUTO = 2,
 }
 
 /// Memory that this session has registered.
@@ -36,15 +39,36 @@ impl Boxed for tcpx_remote_region {}
 pub(crate) fn memory_kind(kind: u32, device: u32) -> Result<MemoryKind, Failure> {
     const HOST: u32 = tcpx_memory::TCPX_MEMORY_HOST as u32;
     const CUDA: u32 = tcpx_memory::TCPX_MEMORY_CUDA as u32;
+    const AUTO: u32 = tcpx_memory::TCPX_MEMORY_AUTO as u32;
     match kind {
-        HOST => Ok(MemoryKind::Host),
+        HOST | AUTO => Ok(MemoryKind::Host),
         CUDA => Ok(MemoryKind::Cuda { device }),
         value => Err(Failure::BadNumber {
             name: "kind",
             value,
-            expected: "TCPX_MEMORY_HOST or TCPX_MEMORY_CUDA",
+            expected: "TCPX_MEMORY_HOST, TCPX_MEMORY_CUDA or TCPX_MEMORY_AUTO",
         }),
     }
+}
+
+/// The registration's number within its session, from 1 up; 0 for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_region_id(region: *const tcpx_region) -> u64 {
+    ffi::call_or(0, || Ok(borrow!(region)?.region.id().0))
+}
+
+/// The address of the first byte; NULL for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_region_address(region: *const tcpx_region) -> *mut c_void {
+    ffi::call_or(null_mut(), || {
+        Ok(borrow!(region)?.region.address() as *mut c_void)
+    })
+}
+
+/// Bytes in the region; 0 for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_region_size(region: *const tcpx_region) -> u64 {
+    ffi::call_or(0, || Ok(borrow!(region)?.region.len() as u64))
 }
 
 /// What a peer needs to address this region, for `tcpx_remote_region_from_bytes` over there. The same range
@@ -61,13 +85,20 @@ pub unsafe extern "C" fn tcpx_region_descriptor(
     })
 }
 
-/// Ends the registration. When this returns, the memory is no longer touched and may be freed; transfers
-/// that were using it fail.
+/// Ends the registration before its handle is freed, for handles that are shared. When this returns, the
+/// memory is no longer touched and may be freed; transfers that were using it fail. TCPX_ERROR_NOT_ALLOWED when
+/// it had ended already.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_region_deregister(region: *const tcpx_region) -> tcpx_status {
+    ffi::call(|| Ok(borrow!(region)?.region.deregister()?))
+}
+
+/// Frees the handle, and ends the registration as tcpx_region_deregister does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_region_free(region: *mut tcpx_region) {
     ffi::call_or((), || {
         if let Some(region) = take!(region) {
-            // Its only error is that it had ended already, which cannot be: this was its only handle.
+            // Its only error is that it had ended already.
             let _ = region.region.deregister();
         }
         Ok(())
@@ -86,6 +117,38 @@ pub unsafe extern "C" fn tcpx_remote_region_from_bytes(
         out.give(tcpx_remote_region {
             region: RemoteRegion::from_bytes(descriptor)?,
         });
+        Ok(())
+    })
+}
+
+/// The address of the first byte, in its owner's address space; 0 for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_remote_region_address(region: *const tcpx_remote_region) -> u64 {
+    ffi::call_or(0, || Ok(borrow!(region)?.region.address()))
+}
+
+/// Bytes in the region; 0 for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_remote_region_size(region: *const tcpx_remote_region) -> u64 {
+    ffi::call_or(0, || Ok(borrow!(region)?.region.len() as u64))
+}
+
+/// What kind of memory it is at its owner, and on which CUDA device (0 for host memory).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_remote_region_memory(
+    region: *const tcpx_remote_region,
+    kind: *mut tcpx_memory,
+    device: *mut u32,
+) -> tcpx_status {
+    ffi::call(|| {
+        let region = borrow!(region)?;
+        let (kind, device) = (out!(kind)?, out!(device)?);
+        let (found, number) = match region.region.kind() {
+            MemoryKind::Cuda { device } => (tcpx_memory::TCPX_MEMORY_CUDA, device),
+            _ => (tcpx_memory::TCPX_MEMORY_HOST, 0),
+        };
+        kind.write(found);
+        device.write(number);
         Ok(())
     })
 }

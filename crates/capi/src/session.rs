@@ -123,8 +123,7 @@ pub unsafe extern "C" fn tcpx_session_own_peer(
 ) -> tcpx_status {
     ffi::call(|| {
         let (session, out) = (borrow!(session)?, out!(peer)?);
-        let own = &session.session;
-        out.give(own.add_peer(&own.connection_info())?.into());
+        out.give(session.session.own_peer().into());
         Ok(())
     })
 }
@@ -138,7 +137,7 @@ pub unsafe extern "C" fn tcpx_session_remove_peer(
 ) -> tcpx_status {
     ffi::call(|| {
         let (session, peer) = (borrow!(session)?, borrow!(peer)?);
-        Ok(session.session.remove_peer(peer.peer.name())?)
+        Ok(session.session.remove(&peer.peer)?)
     })
 }
 
@@ -157,7 +156,8 @@ pub unsafe extern "C" fn tcpx_session_accept(
     })
 }
 
-/// Registers memory: `kind` is a tcpx_memory, `device` the number of the CUDA device. Overlapping and
+/// Registers memory: `kind` is a tcpx_memory, `device` the number of the CUDA device for
+/// TCPX_MEMORY_CUDA and not looked at otherwise. Overlapping and
 /// repeated registrations are legal. The memory must stay mapped until tcpx_region_free has
 /// returned: peers who have its descriptor read and write it at any time.
 #[unsafe(no_mangle)]

@@ -160,6 +160,9 @@ pub(crate) enum Failure {
     #[error("{address:#x} lies before the region, which begins at {start:#x}")]
     BeforeRegion { address: u64, start: u64 },
 
+    #[error("cannot list the network interfaces: {0}")]
+    Devices(String),
+
     #[error("log={filter:?} cannot be used: {reason}")]
     LogFilter { filter: String, reason: String },
 
@@ -186,6 +189,7 @@ impl Failure {
         match self {
             Self::Engine(error) => error.into(),
             Self::Panic(_) => TCPX_ERROR_INTERNAL,
+            Self::Devices(_) => TCPX_ERROR_ENVIRONMENT,
             _ => TCPX_ERROR_INVALID_ARGUMENT,
         }
     }

@@ -1,9 +1,11 @@
 /* Two sessions in one process: every function of the header, used as a C program would. */
-#define _POSIX_C_SOURCE 199309L
+#define _POSIX_C_SOURCE 200809L
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "tcpx_p2p.h"
 
@@ -40,7 +42,7 @@ static void on_notification(void *context, const char *from, size_t from_len, co
 
 static void on_row(void *context, const tcpx_config_row *row)
 {
-    CHECK(row->key[0] && strncmp(row->variable, "TCPX_", 5) == 0 && row->help[0] && row->reason[0]);
+    CHECK(row->size == sizeof *row && row->key[0] && strncmp(row->variable, "TCPX_", 5) == 0 && row->help[0] && row->reason[0]);
     if (strcmp(row->key, "lanes") == 0) {
         snprintf(context, 16, "%s", row->value);
         CHECK(strcmp(row->source, "set by the program") == 0);
@@ -95,6 +97,38 @@ static void configuration(void)
     tcpx_config_free(config);
 }
 
+static void on_device(void *context, const tcpx_device *device)
+{
+    CHECK(device->size == sizeof *device && device->name[0] && device->kind[0] && device->mtu > 0);
+    if (strcmp(device->kind, "loopback") == 0) {
+        CHECK(strstr(device->addresses, "127.0.0.1/8") && device->why_not && !device->pci_address[0]);
+        ++*(int *)context;
+    }
+}
+
+static void on_lane(void *context, const tcpx_lane *lane)
+{
+    CHECK(lane->size == sizeof *lane && strncmp(lane->local, "127.0.0.1:", 10) == 0);
+    CHECK(strncmp(lane->remote, "127.0.0.1:", 10) == 0);
+    ++*(int *)context;
+}
+
+/* A child that was forked may free what it inherited and start a session of its own. */
+static void in_a_child(tcpx_session *session, tcpx_region *region, tcpx_peer *peer)
+{
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        tcpx_peer_free(peer);
+        tcpx_region_free(region);
+        tcpx_session_free(session);
+        tcpx_session_free(start("child"));
+        _exit(0);
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
 /* Whatever is NULL gets an answer, and outputs are left alone. */
 static void nothing(tcpx_session *session)
 {
@@ -119,6 +153,9 @@ static void nothing(tcpx_session *session)
     CHECK(tcpx_session_register(session, &state, 4, 9, 0, &region) == TCPX_ERROR_INVALID_ARGUMENT);
     CHECK(tcpx_session_register(session, NULL, 4, TCPX_MEMORY_HOST, 0, &region) ==
           TCPX_ERROR_INVALID_ARGUMENT);
+    CHECK(tcpx_region_deregister(NULL) == TCPX_ERROR_INVALID_ARGUMENT);
+    CHECK(tcpx_region_id(NULL) == 0 && tcpx_region_size(NULL) == 0 && !tcpx_region_address(NULL));
+    CHECK(tcpx_devices_each(NULL, NULL) == TCPX_ERROR_INVALID_ARGUMENT);
     tcpx_log_warning(NULL, NULL);
     tcpx_session_free(NULL);
     tcpx_peer_free(NULL);
@@ -144,11 +181,17 @@ int main(void)
     tcpx_region *local, *remote;
     tcpx_bytes info, descriptor;
     OK(tcpx_session_register(alice, here, SIZE, TCPX_MEMORY_HOST, 0, &local));
-    OK(tcpx_session_register(bob, there, SIZE, TCPX_MEMORY_HOST, 0, &remote));
+    OK(tcpx_session_register(bob, there, SIZE, TCPX_MEMORY_AUTO, 0, &remote));
+    CHECK(tcpx_region_id(local) > 0 && tcpx_region_address(local) == here && tcpx_region_size(local) == SIZE);
     OK(tcpx_session_connection_info(bob, &info));
     OK(tcpx_region_descriptor(remote, &descriptor));
     tcpx_remote_region *target;
     OK(tcpx_remote_region_from_bytes(descriptor.data, descriptor.len, &target));
+    tcpx_memory kind = TCPX_MEMORY_CUDA;
+    uint32_t device = 7;
+    OK(tcpx_remote_region_memory(target, &kind, &device));
+    CHECK(kind == TCPX_MEMORY_HOST && device == 0);
+    CHECK(tcpx_remote_region_address(target) == at(there) && tcpx_remote_region_size(target) == SIZE);
     tcpx_peer *to_bob;
     OK(tcpx_session_add_peer(alice, info.data, info.len, &to_bob));
     tcpx_bytes_free(info);
@@ -161,6 +204,12 @@ int main(void)
     CHECK(strcmp(tcpx_peer_name(to_alice), "alice") == 0);
     OK(tcpx_session_find_peer(bob, "alice", &found));
     tcpx_peer_free(found);
+
+    int devices = 0, lanes = 0;
+    OK(tcpx_devices_each(on_device, &devices));
+    OK(tcpx_peer_each_lane(to_bob, on_lane, &lanes));
+    CHECK(devices == 1 && lanes > 0);
+    in_a_child(alice, local, to_bob);
 
     /* WRITE of two pieces with a notification, polled; posted twice. */
     fill(here, SIZE, 1);
@@ -278,6 +327,8 @@ int main(void)
     tcpx_peer_free(self);
 
     /* A region that the peer has given up. */
+    OK(tcpx_region_deregister(remote));
+    CHECK(tcpx_region_deregister(remote) == TCPX_ERROR_NOT_ALLOWED);
     tcpx_region_free(remote);
     OK(tcpx_transfer_post(read));
     CHECK(tcpx_transfer_wait(read, WAIT_MS) == TCPX_ERROR_REGION_GONE);

@@ -38,3 +38,19 @@ fn only_what_the_header_declares() {
     assert!(declared.len() > 30, "{declared:?}");
     assert_eq!(exported(), declared);
 }
+
+#[test]
+fn it_is_position_independent_and_read_only_where_it_can_be() {
+    let output = Command::new("readelf")
+        .args(["--wide", "--dynamic", "--program-headers"])
+        .arg(library("libtcpx_p2p.so"))
+        .output()
+        .expect("readelf is there");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(!text.contains("TEXTREL"), "{text}");
+    assert!(text.contains("soname: [libtcpx_p2p.so]"), "{text}");
+    assert!(text.contains("GNU_RELRO"), "{text}");
+    // No stack may be executed.
+    let stack = text.lines().find(|l| l.contains("GNU_STACK")).unwrap();
+    assert!(!stack.contains("RWE"), "{stack}");
+}

@@ -28,11 +28,11 @@ fn the_committed_header_is_up_to_date() {
     );
 }
 
-fn compiles(compiler: &str, arguments: &[&str]) {
+fn compiles(compiler: &str, header: &str, arguments: &[&str]) {
     let status = Command::new(compiler)
         .args(["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only"])
         .args(arguments)
-        .arg(Path::new("include/tcpx_p2p.h"))
+        .arg(Path::new("include").join(header))
         .current_dir(crate_dir())
         .status()
         .unwrap_or_else(|e| panic!("cannot run {compiler}: {e}"));
@@ -41,7 +41,13 @@ fn compiles(compiler: &str, arguments: &[&str]) {
 
 #[test]
 fn it_is_c11_and_cpp() {
-    compiles("cc", &["-std=c11", "-x", "c"]);
-    compiles("c++", &["-std=c++11", "-x", "c++"]);
-    compiles("c++", &["-std=c++20", "-x", "c++"]);
+    compiles("cc", "tcpx_p2p.h", &["-std=c11", "-x", "c"]);
+    compiles("c++", "tcpx_p2p.h", &["-std=c++11", "-x", "c++"]);
+    compiles("c++", "tcpx_p2p.h", &["-std=c++20", "-x", "c++"]);
+}
+
+#[test]
+fn the_classes_are_cpp17() {
+    compiles("c++", "tcpx_p2p.hpp", &["-std=c++17", "-x", "c++"]);
+    compiles("c++", "tcpx_p2p.hpp", &["-std=c++20", "-x", "c++"]);
 }

@@ -1,0 +1,18 @@
+"""The command `tcpx`, also as `python -m tcpx`."""
+
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """Becomes the command that came with the package."""
+    command = Path(__file__).parent / "bin" / "tcpx"
+    if not command.is_file():
+        sys.exit(f"error: {command} is not there: this package was built without the command")
+    os.execv(command, ["tcpx", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The interface of `uccl.p2p`, on tcpx: same names, arguments, defaults and results.
+
+Differences that a program may notice: a failed transfer says so (`poll_async` gives `(False, True)`, the blocking calls False)
+instead of never ending; Ctrl-C works; and since nobody connects without the secret in a peer's metadata, `connect` is for peers whose
+metadata this process has passed to `Endpoint.parse_metadata`.
+"""
+
+import enum
+
+from tcpx._tcpx import p2p as _p2p
+
+Endpoint = _p2p.Endpoint
+XferDesc = _p2p.XferDesc
+XferHandle = _p2p.XferHandle
+get_oob_ip = _p2p.get_oob_ip
+
+
+class FloatType(enum.Enum):
+    """What a buffer holds: a hint for compression, which is not needed here."""
+
+    kUndefined = 0
+    kFloat16 = 1
+    kBFloat16 = 2
+    kFloat32 = 3
+    kFloat8E4M3FN = 4
+    kFloat8E5M2 = 5
+
+
+kUndefined = FloatType.kUndefined
+kFloat16 = FloatType.kFloat16
+kBFloat16 = FloatType.kBFloat16
+kFloat32 = FloatType.kFloat32
+kFloat8E4M3FN = FloatType.kFloat8E4M3FN
+kFloat8E5M2 = FloatType.kFloat8E5M2
+
+__all__ = [
+    "Endpoint",
+    "FloatType",
+    "XferDesc",
+    "XferHandle",
+    "get_oob_ip",
+    "kBFloat16",
+    "kFloat16",
+    "kFloat32",
+    "kFloat8E4M3FN",
+    "kFloat8E5M2",
+    "kUndefined",
+]

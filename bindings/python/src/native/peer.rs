@@ -1,0 +1,85 @@
+//! Peers.
+
+use pyo3::prelude::*;
+
+use crate::blocking;
+use crate::owned::Owned;
+
+/// A remote session, or the session itself.
+#[pyclass(frozen, module = "tcpx")]
+pub(crate) struct Peer {
+    pub(super) peer: Owned<tcpx::Peer>,
+}
+
+impl Peer {
+    pub(super) fn new(peer: tcpx::Peer) -> Self {
+        Self {
+            peer: Owned::new(peer),
+        }
+    }
+}
+
+#[pymethods]
+impl Peer {
+    /// What the peer calls itself.
+    #[getter]
+    fn name(&self) -> &str {
+        self.peer.name()
+    }
+
+    /// Whether a connection is there now.
+    #[getter]
+    fn connected(&self) -> bool {
+        self.peer.is_connected()
+    }
+
+    /// Connects now rather than with the first transfer.
+    #[pyo3(signature = (timeout=None))]
+    fn connect(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let timeout = blocking::seconds(timeout)?;
+        blocking::wait(py, timeout, |slice| self.peer.connect(slice))
+            .map_err(|ended| ended.into_exception(py))
+    }
+
+    /// Ends all connections; transfers fail. A later transfer connects anew.
+    fn disconnect(&self, py: Python<'_>) {
+        py.detach(|| self.peer.disconnect());
+    }
+
+    /// The lanes of the current connection; none when there is no connection.
+    #[getter]
+    fn lanes(&self) -> Vec<Lane> {
+        let lanes = self.peer.lanes().into_iter().map(|lane| Lane {
+            local: lane.local.to_string(),
+            remote: lane.remote.to_string(),
+            bytes_sent: lane.bytes_sent,
+            bytes_received: lane.bytes_received,
+        });
+        lanes.collect()
+    }
+
+    fn __repr__(&self) -> String {
+        let state = if self.connected() { "" } else { "not " };
+        format!("<tcpx.Peer {:?} {state}connected>", self.name())
+    }
+}
+
+/// One TCP stream to a peer.
+#[pyclass(frozen, get_all, module = "tcpx")]
+pub(crate) struct Lane {
+    /// This end's address and port.
+    local: String,
+    /// The peer's.
+    remote: String,
+    /// Bytes that left on it, framing included.
+    bytes_sent: u64,
+    /// Bytes that came on it, framing included.
+    bytes_received: u64,
+}
+
+#[pymethods]
+impl Lane {
+    fn __repr__(&self) -> String {
+        format!("<tcpx.Lane {} -> {}>", self.local, self.remote)
+    }
+}

@@ -1,0 +1,33 @@
+//! `tcpx.p2p`: the calls of `uccl.p2p` on top of a session.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `endpoint` | the class: construction, connections |
+//! | `registration`, `onesided`, `twosided`, `local` | its other methods, by what they are about |
+//! | `arguments` | what Python may pass where a number or a list is expected |
+//! | `metadata` | the bytes that let a peer connect |
+//! | `descriptor` | `XferDesc`, and the blobs that stand for memory |
+//! | `memory` | registrations, shared where one covers the other |
+//! | `connections` | connection numbers, and who has connected to us |
+//! | `pending` | transfers in flight, by number |
+
+mod arguments;
+mod connections;
+mod descriptor;
+mod endpoint;
+mod local;
+mod memory;
+mod metadata;
+mod onesided;
+mod pending;
+mod registration;
+mod twosided;
+
+use pyo3::prelude::*;
+
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<endpoint::Endpoint>()?;
+    module.add_class::<descriptor::XferDesc>()?;
+    module.add_class::<descriptor::XferHandle>()?;
+    module.add_function(wrap_pyfunction!(metadata::get_oob_ip, module)?)
+}

@@ -1,0 +1,208 @@
+//! Connection numbers, and who has connected to us.
+//!
+//! The engine has one connection between two sessions, whoever made it. The interface knows connections by number, on
+//! both sides, and one side's `accept` waits for the other's `connect`. So whoever connects says so in a
+//! notification, with a number that is its own: it also keeps messages of different connections apart.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tcpx::{Error, ErrorKind, Notification, Peer, Session};
+
+/// First bytes of the notification.
+const HELLO: &[u8; 8] = b"p2phello";
+
+/// How a connection was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Way {
+    /// By `connect`: for `accept`.
+    Network,
+    /// By `connect_local`: for `accept_local`.
+    Local,
+}
+
+/// One connection.
+#[derive(Clone)]
+pub(super) struct Connection {
+    pub(super) peer: Peer,
+    /// What both sides tag messages with, in each direction.
+    pub(super) send_tag: u64,
+    pub(super) recv_tag: u64,
+}
+
+/// What a peer that connected says of itself.
+pub(super) struct Hello {
+    way: Way,
+    number: u64,
+    pub(super) gpu: i32,
+    pub(super) bdf: String,
+}
+
+impl Hello {
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = HELLO.to_vec();
+        bytes.push(u8::from(self.way == Way::Local));
+        bytes.extend(self.number.to_le_bytes());
+        bytes.extend(self.gpu.to_le_bytes());
+        bytes.extend(self.bdf.as_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let rest = bytes.strip_prefix(HELLO)?;
+        let (way, rest) = rest.split_first()?;
+        let (number, rest) = rest.split_first_chunk()?;
+        let (gpu, bdf) = rest.split_first_chunk()?;
+        Some(Self {
+            way: if *way == 0 { Way::Network } else { Way::Local },
+            number: u64::from_le_bytes(*number),
+            gpu: i32::from_le_bytes(*gpu),
+            bdf: String::from_utf8_lossy(bdf).into_owned(),
+        })
+    }
+}
+
+/// A peer that connected, its connection accepted.
+pub(super) struct Accepted {
+    pub(super) id: u64,
+    pub(super) ip: IpAddr,
+    pub(super) hello: Hello,
+}
+
+#[derive(Default)]
+pub(super) struct Connections {
+    by_id: Mutex<HashMap<u64, Connection>>,
+    /// What `add_remote_endpoint` has returned, by metadata.
+    by_metadata: Mutex<HashMap<Vec<u8>, u64>>,
+    next_id: AtomicU64,
+    next_number: AtomicU64,
+    /// Those nobody has accepted yet.
+    waiting: Mutex<VecDeque<(String, Hello)>>,
+    passive: AtomicBool,
+}
+
+impl Connections {
+    pub(super) fn get(&self, id: u64) -> Option<Connection> {
+        self.by_id.lock().get(&id).cloned()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.by_id.lock().len()
+    }
+
+    /// A connection to a peer that is connected, which is told.
+    pub(super) fn open(
+        &self,
+        session: &Session,
+        peer: Peer,
+        way: Way,
+        gpu: i32,
+        bdf: &str,
+    ) -> Result<u64, Error> {
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        let hello = Hello {
+            way,
+            number,
+            gpu,
+            bdf: bdf.to_owned(),
+        };
+        session.notify(&peer, &hello.encode())?;
+        // The lowest bit says whether the sender made the connection.
+        let connection = Connection {
+            peer,
+            send_tag: number << 1,
+            recv_tag: number << 1 | 1,
+        };
+        if self.passive.load(Ordering::Relaxed) {
+            // Nobody is going to accept those.
+            self.collect(session.notifications());
+            self.waiting.lock().clear();
+        }
+        Ok(self.insert(connection))
+    }
+
+    fn insert(&self, connection: Connection) -> u64 {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        self.by_id.lock().insert(id, connection);
+        id
+    }
+
+    /// Forgets a connection. What the peer does with its own is not touched; a peer that has gone is forgotten as well.
+    pub(super) fn remove(&self, session: &Session, id: u64) -> bool {
+        let Some(connection) = self.by_id.lock().remove(&id) else {
+            return false;
+        };
+        self.by_metadata.lock().retain(|_, known| *known != id);
+        if !connection.peer.is_connected() {
+            // Fails only where it was forgotten before.
+            let _ = session.remove(&connection.peer);
+        }
+        true
+    }
+
+    pub(super) fn cached(&self, metadata: &[u8]) -> Option<u64> {
+        self.by_metadata.lock().get(metadata).copied()
+    }
+
+    pub(super) fn cache(&self, metadata: &[u8], id: u64) {
+        self.by_metadata.lock().insert(metadata.to_vec(), id);
+    }
+
+    /// From now on nobody calls `accept`.
+    pub(super) fn be_passive(&self) {
+        self.passive.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits for the next peer that has connected that way.
+    pub(super) fn accept(
+        &self,
+        session: &Session,
+        way: Way,
+        timeout: Duration,
+    ) -> Result<Accepted, Error> {
+        self.collect(session.notifications());
+        if let Some(accepted) = self.take(session, way) {
+            return Ok(accepted);
+        }
+        match session.wait_notification(timeout) {
+            Ok(notification) => self.collect(vec![notification]),
+            Err(error) if error.kind() == ErrorKind::Timeout => {}
+            Err(error) => return Err(error),
+        }
+        self.take(session, way).ok_or(Error::Timeout {
+            what: "a connection from a peer",
+            after: timeout,
+        })
+    }
+
+    fn collect(&self, notifications: Vec<Notification>) {
+        let hellos = notifications
+            .into_iter()
+            .filter_map(|n| Some((n.from, Hello::decode(&n.message)?)));
+        self.waiting.lock().extend(hellos);
+    }
+
+    fn take(&self, session: &Session, way: Way) -> Option<Accepted> {
+        let (from, hello) = {
+            let mut waiting = self.waiting.lock();
+            let position = waiting.iter().position(|(_, hello)| hello.way == way)?;
+            waiting.remove(position)?
+        };
+        let peer = session.peer(&from)?;
+        let lanes = peer.lanes();
+        let ip = lanes.first().map(|lane| lane.remote.ip());
+        let connection = Connection {
+            peer,
+            send_tag: hello.number << 1 | 1,
+            recv_tag: hello.number << 1,
+        };
+        Some(Accepted {
+            id: self.insert(connection),
+            ip: ip.unwrap_or(Ipv4Addr::LOCALHOST.into()),
+            hello,
+        })
+    }
+}

@@ -1,0 +1,261 @@
+//! The calls for two processes of one host. They take addresses without a registration, so each call registers for as long as it
+//! needs; the bytes go the same way as all others.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use tcpx::Op;
+
+use super::arguments::{Word, Words, blobs, same_length};
+use super::descriptor::{IPC_BLOB, Remote, ipc_blob};
+use super::endpoint::Endpoint;
+use super::onesided::Piece;
+use super::pending::{Started, Temporary};
+use super::twosided::Half;
+
+#[pymethods]
+impl Endpoint {
+    /// A blob with which a peer reads and writes `size` bytes at `ptr`, until this endpoint's end.
+    fn advertise_ipc<'py>(
+        &self,
+        py: Python<'py>,
+        conn_id: Word,
+        ptr: Word,
+        size: Word,
+    ) -> (bool, Bound<'py, PyBytes>) {
+        let _ = conn_id;
+        let blob = self.describe_ipc(py, ptr.0, size.0);
+        let ok = blob.is_some();
+        (ok, PyBytes::new(py, &blob.unwrap_or([0; IPC_BLOB])))
+    }
+
+    /// As `advertise_ipc`, for many.
+    fn advertisev_ipc<'py>(
+        &self,
+        py: Python<'py>,
+        conn_id: Word,
+        ptr_v: Words,
+        size_v: Words,
+    ) -> PyResult<(bool, Vec<Bound<'py, PyBytes>>)> {
+        let _ = conn_id;
+        same_length(&[("size_v", size_v.0.len())], ptr_v.0.len() as u64)?;
+        let mut ok = true;
+        let mut blobs = Vec::with_capacity(ptr_v.0.len());
+        for (ptr, size) in ptr_v.0.into_iter().zip(size_v.0) {
+            let blob = self.describe_ipc(py, ptr, size);
+            ok &= blob.is_some();
+            blobs.push(PyBytes::new(py, &blob.unwrap_or([0; IPC_BLOB])));
+        }
+        Ok((ok, blobs))
+    }
+
+    /// Writes to memory that a peer of this host has advertised.
+    fn write_ipc(
+        &self,
+        py: Python<'_>,
+        conn_id: Word,
+        ptr: Word,
+        size: Word,
+        info: &Bound<'_, PyBytes>,
+    ) -> PyResult<bool> {
+        let started = self.local_one(py, Op::Write, conn_id, ptr, size, info)?;
+        self.finish(py, started)
+    }
+
+    /// Reads from memory that a peer of this host has advertised.
+    fn read_ipc(
+        &self,
+        py: Python<'_>,
+        conn_id: Word,
+        ptr: Word,
+        size: Word,
+        info: &Bound<'_, PyBytes>,
+    ) -> PyResult<bool> {
+        let started = self.local_one(py, Op::Read, conn_id, ptr, size, info)?;
+        self.finish(py, started)
+    }
+
+    /// Starts writing.
+    fn write_ipc_async(
+        &self,
+        py: Python<'_>,
+        conn_id: Word,
+        ptr: Word,
+        size: Word,
+        info: &Bound<'_, PyBytes>,
+    ) -> PyResult<(bool, u64)> {
+        Ok(self.keep(self.local_one(py, Op::Write, conn_id, ptr, size, info)?))
+    }
+
+    /// Starts reading.
+    fn read_ipc_async(
+        &self,
+        py: Python<'_>,
+        conn_id: Word,
+        ptr: Word,
+        size: Word,
+        info: &Bound<'_, PyBytes>,
+    ) -> PyResult<(bool, u64)> {
+        Ok(self.keep(self.local_one(py, Op::Read, conn_id, ptr, size, info)?))
+    }
+
+    /// Writes many pieces.
+    fn writev_ipc(
+        &self,
+        py: Python<'_>,
+        conn_id: Word,
+        ptr_v: Words,
+        size_v: Words,
+        info_v: &Bound<'_, PyList>,
+    ) -> PyResult<bool> {
+        let started = self.local_many(py, Op::Write, conn_id, &ptr_v.0, &size_v.0, info_v)?;
+        self.finish(py, started)
+    }
+
+    /// Reads many pieces.
+    fn readv_ipc(
+        &self,
+        py: Python<'_>,
+        conn_id: Word,
+        ptr_v: Words,
+        size_v: Words,
+        info_v: &Bound<'_, PyList>,
+    ) -> PyResult<bool> {
+        let started = self.local_many(py, Op::Read, conn_id, &ptr_v.0, &size_v.0, info_v)?;
+        self.finish(py, started)
+    }
+
+    /// Starts writing many pieces.
+    fn writev_ipc_async(
+        &self,
+        py: Python<'_>,
+        conn_id: Word,
+        ptr_v: Words,
+        size_v: Words,
+        info_v: &Bound<'_, PyList>,
+    ) -> PyResult<(bool, u64)> {
+        Ok(self.keep(self.local_many(py, Op::Write, conn_id, &ptr_v.0, &size_v.0, info_v)?))
+    }
+
+    /// Starts reading many pieces.
+    fn readv_ipc_async(
+        &self,
+        py: Python<'_>,
+        conn_id: Word,
+        ptr_v: Words,
+        size_v: Words,
+        info_v: &Bound<'_, PyList>,
+    ) -> PyResult<(bool, u64)> {
+        Ok(self.keep(self.local_many(py, Op::Read, conn_id, &ptr_v.0, &size_v.0, info_v)?))
+    }
+
+    /// Sends a message from memory that is not registered.
+    fn send_ipc(&self, py: Python<'_>, conn_id: Word, ptr: Word, size: Word) -> PyResult<bool> {
+        let started = self.local_message(py, Half::Send, conn_id, ptr, size);
+        self.finish(py, started)
+    }
+
+    /// Receives a message into memory that is not registered.
+    fn recv_ipc(&self, py: Python<'_>, conn_id: Word, ptr: Word, size: Word) -> PyResult<bool> {
+        let started = self.local_message(py, Half::Receive, conn_id, ptr, size);
+        self.finish(py, started)
+    }
+
+    /// Starts sending.
+    fn send_ipc_async(&self, py: Python<'_>, conn_id: Word, ptr: Word, size: Word) -> (bool, u64) {
+        self.keep(self.local_message(py, Half::Send, conn_id, ptr, size))
+    }
+
+    /// Starts receiving.
+    fn recv_ipc_async(&self, py: Python<'_>, conn_id: Word, ptr: Word, size: Word) -> (bool, u64) {
+        self.keep(self.local_message(py, Half::Receive, conn_id, ptr, size))
+    }
+}
+
+impl Endpoint {
+    fn describe_ipc(&self, py: Python<'_>, ptr: u64, size: u64) -> Option<[u8; IPC_BLOB]> {
+        let memory = py.detach(|| {
+            // Advertised before: the registration that was made then goes on.
+            self.memory.find(ptr, size).or_else(|| {
+                let id = self.register(ptr, size)?;
+                self.memory.get(id)
+            })
+        })?;
+        Some(ipc_blob(ptr, size, &memory.region.descriptor()))
+    }
+
+    /// A registration for one transfer.
+    fn temporary(&self, ptr: u64, size: u64) -> Option<Temporary> {
+        let id = self.register(ptr, size)?;
+        let registry = Arc::clone(&self.memory);
+        Some(Temporary { registry, id })
+    }
+
+    fn local_one(
+        &self,
+        py: Python<'_>,
+        op: Op,
+        conn_id: Word,
+        ptr: Word,
+        size: Word,
+        info: &Bound<'_, PyBytes>,
+    ) -> PyResult<Option<Started>> {
+        let remote = Remote::from_ipc_blob(info.as_bytes())?;
+        Ok(self.local(py, op, conn_id, vec![(ptr.0, size.0, remote)]))
+    }
+
+    fn local_many(
+        &self,
+        py: Python<'_>,
+        op: Op,
+        conn_id: Word,
+        ptrs: &[u64],
+        sizes: &[u64],
+        infos: &Bound<'_, PyList>,
+    ) -> PyResult<Option<Started>> {
+        let lengths = [("size_v", sizes.len()), ("info_v", infos.len())];
+        same_length(&lengths, ptrs.len() as u64)?;
+        let mut rows = Vec::with_capacity(ptrs.len());
+        for ((ptr, size), info) in ptrs.iter().zip(sizes).zip(blobs(infos)?) {
+            rows.push((*ptr, *size, Remote::from_ipc_blob(info.as_bytes())?));
+        }
+        Ok(self.local(py, op, conn_id, rows))
+    }
+
+    fn local(
+        &self,
+        py: Python<'_>,
+        op: Op,
+        conn_id: Word,
+        rows: Vec<(u64, u64, Remote)>,
+    ) -> Option<Started> {
+        let mut temporary = Vec::with_capacity(rows.len());
+        let mut pieces = Vec::with_capacity(rows.len());
+        for (address, len, remote) in rows {
+            let registration = self.temporary(address, len)?;
+            let memory = self.memory.get(registration.id)?;
+            temporary.push(registration);
+            pieces.push(Piece {
+                memory,
+                address,
+                remote,
+                len,
+            });
+        }
+        self.start(py, op, conn_id.0, &pieces, temporary)
+    }
+
+    fn local_message(
+        &self,
+        py: Python<'_>,
+        half: Half,
+        conn_id: Word,
+        ptr: Word,
+        size: Word,
+    ) -> Option<Started> {
+        let registration = self.temporary(ptr.0, size.0)?;
+        let parts = [(registration.id, ptr.0, size.0)];
+        self.message(py, half, conn_id.0, &parts, vec![registration])
+    }
+}

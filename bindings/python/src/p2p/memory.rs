@@ -1,0 +1,129 @@
+//! Registrations: each has a number of its own; those that lie inside another one share its keys.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tcpx::{Error, LocalSlice, MemoryKind, Region, Session};
+
+/// Memory registered with the engine, used by one or more registrations. It ends with the last of them.
+pub(super) struct Memory {
+    pub(super) region: Region,
+    /// Registrations that use it; changes under the registry's lock.
+    users: AtomicU64,
+}
+
+impl Memory {
+    fn start(&self) -> u64 {
+        self.region.address() as u64
+    }
+
+    fn covers(&self, address: u64, len: u64) -> bool {
+        let Some(offset) = address.checked_sub(self.start()) else {
+            return false;
+        };
+        offset
+            .checked_add(len)
+            .is_some_and(|end| end <= self.region.len() as u64)
+    }
+
+    /// Where an address lies. One outside of the region is refused by the engine.
+    pub(super) fn at(&self, address: u64) -> LocalSlice<'_> {
+        let offset = address.wrapping_sub(self.start());
+        self.region
+            .at(usize::try_from(offset).unwrap_or(usize::MAX))
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Registry {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    by_id: HashMap<u64, Arc<Memory>>,
+    /// By first address.
+    by_start: BTreeMap<u64, Vec<Arc<Memory>>>,
+    /// The longest region that there ever was: how far back one that covers an address can begin.
+    longest: u64,
+    next_id: u64,
+}
+
+impl Registry {
+    /// Registers memory under a new number.
+    pub(super) fn add(&self, session: &Session, address: u64, len: u64) -> Result<u64, Error> {
+        let mut inner = self.inner.lock();
+        let memory = inner.memory(session, address, len)?;
+        memory.users.fetch_add(1, Ordering::Relaxed);
+        let id = inner.next_id;
+        inner.next_id += 1;
+        inner.by_id.insert(id, memory);
+        Ok(id)
+    }
+
+    /// Ends a registration; says whether there was one.
+    pub(super) fn remove(&self, id: u64) -> bool {
+        let mut inner = self.inner.lock();
+        let Some(memory) = inner.by_id.remove(&id) else {
+            return false;
+        };
+        inner.release(&memory);
+        true
+    }
+
+    pub(super) fn get(&self, id: u64) -> Option<Arc<Memory>> {
+        self.inner.lock().by_id.get(&id).cloned()
+    }
+
+    /// Registered memory that an address lies in, for descriptors whose number says nothing.
+    pub(super) fn find(&self, address: u64, len: u64) -> Option<Arc<Memory>> {
+        self.inner.lock().covering(address, len)
+    }
+}
+
+impl Inner {
+    fn memory(&mut self, session: &Session, address: u64, len: u64) -> Result<Arc<Memory>, Error> {
+        if let Some(found) = self.covering(address, len) {
+            return Ok(found);
+        }
+        let pointer = address as usize as *mut u8;
+        let size = usize::try_from(len).unwrap_or(usize::MAX);
+        // SAFETY: the program keeps the memory until it ends the registration, as the interface asks of it.
+        let region = unsafe { session.register_raw(pointer, size, MemoryKind::Host) }?;
+        let memory = Arc::new(Memory {
+            region,
+            users: AtomicU64::new(0),
+        });
+        self.by_start
+            .entry(address)
+            .or_default()
+            .push(Arc::clone(&memory));
+        self.longest = self.longest.max(len);
+        Ok(memory)
+    }
+
+    fn covering(&self, address: u64, len: u64) -> Option<Arc<Memory>> {
+        let from = address.saturating_sub(self.longest);
+        let near = self.by_start.range(from..=address).rev();
+        near.flat_map(|(_, all)| all)
+            .find(|memory| memory.covers(address, len))
+            .cloned()
+    }
+
+    fn release(&mut self, memory: &Arc<Memory>) {
+        if memory.users.fetch_sub(1, Ordering::Relaxed) > 1 {
+            return;
+        }
+        let start = memory.start();
+        if let Some(all) = self.by_start.get_mut(&start) {
+            all.retain(|other| !Arc::ptr_eq(other, memory));
+            if all.is_empty() {
+                self.by_start.remove(&start);
+            }
+        }
+        // Fails only where it has ended.
+        let _ = memory.region.deregister();
+    }
+}

@@ -1,0 +1,334 @@
+//! Reading and writing peers' memory.
+
+use std::sync::Arc;
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use tcpx::{Op, Segment};
+
+use super::arguments::{Word, Words, blobs, same_length};
+use super::descriptor::{Remote, XferDesc};
+use super::endpoint::{Endpoint, failed, unknown};
+use super::memory::Memory;
+use super::pending::{Known, Started, Temporary};
+use crate::blocking::{self, Ended};
+
+/// One piece of a transfer.
+pub(super) struct Piece {
+    pub(super) memory: Arc<Memory>,
+    pub(super) address: u64,
+    pub(super) remote: Remote,
+    pub(super) len: u64,
+}
+
+#[pymethods]
+impl Endpoint {
+    /// Writes to the peer's memory; True once every byte is there.
+    fn write(
+        &self,
+        py: Python<'_>,
+        conn_id: Word,
+        mr_id: Word,
+        ptr: Word,
+        size: Word,
+        meta: &Bound<'_, PyBytes>,
+    ) -> PyResult<bool> {
+        let remote = Remote::from_blob(meta.as_bytes())?;
+        let piece = (mr_id.0, ptr.0, size.0, remote);
+        self.finish(py, self.one(py, Op::Write, conn_id, piece))
+    }
+
+    /// Reads from the peer's memory; True once every byte is here.
+    fn read(
+        &self,
+        py: Python<'_>,
+        conn_id: Word,
+        mr_id: Word,
+        ptr: Word,
+        size: Word,
+        meta: &Bound<'_, PyBytes>,
+    ) -> PyResult<bool> {
+        let remote = Remote::from_blob(meta.as_bytes())?;
+        let piece = (mr_id.0, ptr.0, size.0, remote);
+        self.finish(py, self.one(py, Op::Read, conn_id, piece))
+    }
+
+    /// Starts writing to the peer's memory.
+    fn write_async(
+        &self,
+        py: Python<'_>,
+        conn_id: Word,
+        mr_id: Word,
+        ptr: Word,
+        size: Word,
+        meta: &Bound<'_, PyBytes>,
+    ) -> PyResult<(bool, u64)> {
+        let remote = Remote::from_blob(meta.as_bytes())?;
+        let piece = (mr_id.0, ptr.0, size.0, remote);
+        Ok(self.keep(self.one(py, Op::Write, conn_id, piece)))
+    }
+
+    /// Starts reading from the peer's memory.
+    fn read_async(
+        &self,
+        py: Python<'_>,
+        conn_id: Word,
+        mr_id: Word,
+        ptr: Word,
+        size: Word,
+        meta: &Bound<'_, PyBytes>,
+    ) -> PyResult<(bool, u64)> {
+        let remote = Remote::from_blob(meta.as_bytes())?;
+        let piece = (mr_id.0, ptr.0, size.0, remote);
+        Ok(self.keep(self.one(py, Op::Read, conn_id, piece)))
+    }
+
+    /// Writes many pieces; True once every byte is there.
+    #[expect(clippy::too_many_arguments, reason = "those of the interface")]
+    fn writev(
+        &self,
+        py: Python<'_>,
+        conn_id: Word,
+        mr_id_v: Words,
+        ptr_v: Words,
+        size_v: Words,
+        meta_blob_v: &Bound<'_, PyList>,
+        num_iovs: Word,
+    ) -> PyResult<bool> {
+        let lists = (mr_id_v, ptr_v, size_v, meta_blob_v, num_iovs);
+        let started = self.many(py, Op::Write, conn_id, lists)?;
+        self.finish(py, started)
+    }
+
+    /// Reads many pieces; True once every byte is here.
+    #[expect(clippy::too_many_arguments, reason = "those of the interface")]
+    fn readv(
+        &self,
+        py: Python<'_>,
+        conn_id: Word,
+        mr_id_v: Words,
+        ptr_v: Words,
+        size_v: Words,
+        meta_blob_v: &Bound<'_, PyList>,
+        num_iovs: Word,
+    ) -> PyResult<bool> {
+        let lists = (mr_id_v, ptr_v, size_v, meta_blob_v, num_iovs);
+        let started = self.many(py, Op::Read, conn_id, lists)?;
+        self.finish(py, started)
+    }
+
+    /// Starts writing many pieces.
+    #[expect(clippy::too_many_arguments, reason = "those of the interface")]
+    fn writev_async(
+        &self,
+        py: Python<'_>,
+        conn_id: Word,
+        mr_id_v: Words,
+        ptr_v: Words,
+        size_v: Words,
+        meta_blob_v: &Bound<'_, PyList>,
+        num_iovs: Word,
+    ) -> PyResult<(bool, u64)> {
+        let lists = (mr_id_v, ptr_v, size_v, meta_blob_v, num_iovs);
+        Ok(self.keep(self.many(py, Op::Write, conn_id, lists)?))
+    }
+
+    /// Starts reading many pieces.
+    #[expect(clippy::too_many_arguments, reason = "those of the interface")]
+    fn readv_async(
+        &self,
+        py: Python<'_>,
+        conn_id: Word,
+        mr_id_v: Words,
+        ptr_v: Words,
+        size_v: Words,
+        meta_blob_v: &Bound<'_, PyList>,
+        num_iovs: Word,
+    ) -> PyResult<(bool, u64)> {
+        let lists = (mr_id_v, ptr_v, size_v, meta_blob_v, num_iovs);
+        Ok(self.keep(self.many(py, Op::Read, conn_id, lists)?))
+    }
+
+    /// Starts a transfer between lists of descriptors; `op_name` is "read" or "write". Lengths are those of the
+    /// local side.
+    fn transfer(
+        &self,
+        py: Python<'_>,
+        conn_id: Word,
+        op_name: &str,
+        local_desc_list: &Bound<'_, PyList>,
+        remote_desc_list: &Bound<'_, PyList>,
+    ) -> PyResult<(bool, u64)> {
+        let op = match op_name {
+            "read" => Op::Read,
+            "write" => Op::Write,
+            _ => {
+                return Err(PyRuntimeError::new_err(format!(
+                    "Invalid op_name: {op_name}"
+                )));
+            }
+        };
+        if self.connections.get(conn_id.0).is_none() {
+            return Err(PyRuntimeError::new_err(format!(
+                "Invalid conn_id: {}",
+                conn_id.0
+            )));
+        }
+        let count = local_desc_list.len();
+        same_length(
+            &[("remote_desc_list", remote_desc_list.len())],
+            count as u64,
+        )?;
+        let mut pieces = Vec::with_capacity(count);
+        for (local, remote) in local_desc_list.iter().zip(remote_desc_list.iter()) {
+            let (local, remote) = (
+                local.cast::<XferDesc>()?.borrow(),
+                remote.cast::<XferDesc>()?.borrow(),
+            );
+            let memory = self
+                .memory
+                .get(local.mr_id)
+                .or_else(|| self.memory.find(local.addr, local.size))
+                .ok_or_else(|| {
+                    PyRuntimeError::new_err(format!(
+                        "{} bytes at {:#x} are not registered (mr_id {})",
+                        local.size, local.addr, local.mr_id
+                    ))
+                })?;
+            pieces.push(Piece {
+                memory,
+                address: local.addr,
+                remote: Remote::from_key(remote.addr, local.size, &remote.rkeys)?,
+                len: local.size,
+            });
+        }
+        Ok(self.keep(self.start(py, op, conn_id.0, &pieces, Vec::new())))
+    }
+
+    /// Whether a transfer is fine, and whether it is done. One that failed is neither waited for nor asked about again.
+    fn poll_async(&self, py: Python<'_>, transfer_id: Word) -> (bool, bool) {
+        match py.detach(|| self.pending.poll(transfer_id.0)) {
+            Known::Done => (true, true),
+            Known::InFlight => (true, false),
+            Known::Failed(error) => {
+                failed("a transfer", &error);
+                (false, true)
+            }
+            Known::Nothing => (false, true),
+        }
+    }
+}
+
+type Lists<'a, 'py> = (Words, Words, Words, &'a Bound<'py, PyList>, Word);
+
+impl Endpoint {
+    fn one(
+        &self,
+        py: Python<'_>,
+        op: Op,
+        conn_id: Word,
+        (id, address, len, remote): (u64, u64, u64, Remote),
+    ) -> Option<Started> {
+        let Some(memory) = self.memory.get(id) else {
+            unknown("registration", id);
+            return None;
+        };
+        let piece = Piece {
+            memory,
+            address,
+            remote,
+            len,
+        };
+        self.start(py, op, conn_id.0, &[piece], Vec::new())
+    }
+
+    fn many(
+        &self,
+        py: Python<'_>,
+        op: Op,
+        conn_id: Word,
+        (ids, ptrs, sizes, metas, count): Lists<'_, '_>,
+    ) -> PyResult<Option<Started>> {
+        let lengths = [
+            ("mr_id_v", ids.0.len()),
+            ("ptr_v", ptrs.0.len()),
+            ("size_v", sizes.0.len()),
+            ("meta_blob_v", metas.len()),
+        ];
+        same_length(&lengths, count.0)?;
+        let mut pieces = Vec::with_capacity(ids.0.len());
+        for (i, meta) in blobs(metas)?.iter().enumerate() {
+            let remote = Remote::from_blob(meta.as_bytes())?;
+            let Some(memory) = self.memory.get(ids.0[i]) else {
+                unknown("registration", ids.0[i]);
+                return Ok(None);
+            };
+            pieces.push(Piece {
+                memory,
+                address: ptrs.0[i],
+                remote,
+                len: sizes.0[i],
+            });
+        }
+        Ok(self.start(py, op, conn_id.0, &pieces, Vec::new()))
+    }
+
+    /// Starts a transfer; says why not, on stderr, when it cannot.
+    pub(super) fn start(
+        &self,
+        py: Python<'_>,
+        op: Op,
+        conn_id: u64,
+        pieces: &[Piece],
+        temporary: Vec<Temporary>,
+    ) -> Option<Started> {
+        let Some(connection) = self.connections.get(conn_id) else {
+            unknown("connection", conn_id);
+            return None;
+        };
+        let segments = pieces.iter().map(|piece| Segment {
+            local: piece.memory.at(piece.address),
+            remote: piece.remote.region.at(piece.remote.offset),
+            len: usize::try_from(piece.len).unwrap_or(usize::MAX),
+        });
+        let started = py.detach(|| {
+            let transfer = self.session.prepare(op, &connection.peer, segments)?;
+            transfer.post()?;
+            Ok::<_, tcpx::Error>(transfer)
+        });
+        match started {
+            Ok(transfer) => Some(Started {
+                parts: vec![transfer],
+                _temporary: temporary,
+            }),
+            Err(error) => {
+                failed("starting a transfer", &error);
+                None
+            }
+        }
+    }
+
+    /// Gives what was started a number.
+    pub(super) fn keep(&self, started: Option<Started>) -> (bool, u64) {
+        started.map_or((false, 0), |started| (true, self.pending.add(started)))
+    }
+
+    /// Waits for the end of what was started.
+    pub(super) fn finish(&self, py: Python<'_>, started: Option<Started>) -> PyResult<bool> {
+        let Some(started) = started else {
+            return Ok(false);
+        };
+        for part in &started.parts {
+            match blocking::wait(py, None, |slice| part.wait(slice)) {
+                Ok(()) => {}
+                Err(Ended::Raised(raised)) => return Err(raised),
+                Err(Ended::Engine(error)) => {
+                    failed("a transfer", &error);
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+}

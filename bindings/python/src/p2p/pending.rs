@@ -1,0 +1,123 @@
+//! Transfers in flight, by number.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tcpx::{Error, Transfer, TransferState};
+
+/// How many failures are remembered for callers who ask again.
+const FAILURES: usize = 1024;
+
+/// What one call started.
+pub(super) struct Started {
+    /// Dropped first: what is in flight is aborted before the memory goes.
+    pub(super) parts: Vec<Transfer>,
+    /// Registrations that end with the transfer.
+    pub(super) _temporary: Vec<Temporary>,
+}
+
+/// A registration for one transfer.
+pub(super) struct Temporary {
+    pub(super) registry: Arc<super::memory::Registry>,
+    pub(super) id: u64,
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        self.registry.remove(self.id);
+    }
+}
+
+impl Started {
+    /// Whether all of it has ended; why not well, when it has not.
+    fn poll(&self) -> Result<bool, Error> {
+        let mut done = true;
+        for part in &self.parts {
+            match part.poll() {
+                TransferState::Done => {}
+                TransferState::Prepared | TransferState::InProgress => done = false,
+                _ => return Err(part.error().unwrap_or(Error::Aborted)),
+            }
+        }
+        Ok(done)
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Pending {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    started: HashMap<u64, Arc<Started>>,
+    last_id: u64,
+    failed: VecDeque<u64>,
+    /// When to look for transfers that nobody asks about.
+    sweep_at: usize,
+}
+
+/// What is known of a transfer.
+pub(super) enum Known {
+    Done,
+    InFlight,
+    Failed(Error),
+    /// It has failed before, or never was.
+    Nothing,
+}
+
+impl Pending {
+    pub(super) fn add(&self, started: Started) -> u64 {
+        let mut inner = self.inner.lock();
+        if inner.started.len() >= inner.sweep_at.max(256) {
+            inner.sweep();
+        }
+        inner.last_id += 1;
+        let id = inner.last_id;
+        inner.started.insert(id, Arc::new(started));
+        id
+    }
+
+    pub(super) fn poll(&self, id: u64) -> Known {
+        let started = {
+            let inner = self.inner.lock();
+            match inner.started.get(&id) {
+                Some(started) => Arc::clone(started),
+                None if id == 0 || id > inner.last_id || inner.failed.contains(&id) => {
+                    return Known::Nothing;
+                }
+                // What is gone without having failed was done.
+                None => return Known::Done,
+            }
+        };
+        match started.poll() {
+            Ok(false) => Known::InFlight,
+            Ok(true) => {
+                self.inner.lock().started.remove(&id);
+                Known::Done
+            }
+            Err(error) => {
+                self.inner.lock().fail(id);
+                Known::Failed(error)
+            }
+        }
+    }
+}
+
+impl Inner {
+    fn fail(&mut self, id: u64) {
+        self.started.remove(&id);
+        if self.failed.len() == FAILURES {
+            self.failed.pop_front();
+        }
+        self.failed.push_back(id);
+    }
+
+    /// Forgets what is done: some programs never ask.
+    fn sweep(&mut self) {
+        self.started
+            .retain(|_, started| !matches!(started.poll(), Ok(true)));
+        self.sweep_at = self.started.len() * 2;
+    }
+}

@@ -40,6 +40,15 @@ pub enum TransportKind {
     Plugin,
 }
 
+/// Which memory passes through pinned staging.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StagingKind {
+    /// Memory of GPUs, which sockets cannot reach.
+    Auto,
+    /// Host memory too, by way of a stand-in for a GPU: to try the path where there is none.
+    Always,
+}
+
 /// A configuration value that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
@@ -92,6 +101,8 @@ pub struct Config {
     control_interface: InterfaceSelector,
     transport: TransportKind,
     plugin: String,
+    staging: StagingKind,
+    staging_bytes: usize,
     peer_timeout: Duration,
     connect_timeout: Duration,
     spin: Duration,
@@ -220,6 +231,36 @@ const SETTINGS: &[Setting] = &[
         reason: || "none".into(),
     },
     Setting {
+        key: "staging",
+        variables: &["TCPX_STAGING"],
+        help: "Which memory passes through pinned host memory: that of GPUs (auto), or host memory too (always), which is slower and only of use to try the path without a GPU.",
+        expected: "auto or always",
+        parse: |c, v| {
+            c.staging = match v {
+                "auto" => StagingKind::Auto,
+                "always" => StagingKind::Always,
+                _ => return None,
+            };
+            Some(())
+        },
+        show: |c| match c.staging {
+            StagingKind::Auto => "auto".into(),
+            StagingKind::Always => "always".into(),
+        },
+        reason: || "auto: sockets reach all other memory directly".into(),
+    },
+    Setting {
+        key: "staging_bytes",
+        variables: &["TCPX_STAGING_BYTES"],
+        help: "The most host memory that is pinned for GPU transfers, for all peers together. It is pinned as it is needed.",
+        expected: "bytes from 1M to 64G, such as 256M",
+        parse: |c, v| bytes(v, 1 << 20, 64 << 30).map(|n| c.staging_bytes = n),
+        show: |c| c.staging_bytes.to_string(),
+        reason: || {
+            "256 MiB: four slots of 1 MiB each way on eight lanes to four peers at once".into()
+        },
+    },
+    Setting {
         key: "peer_timeout",
         variables: &["TCPX_PEER_TIMEOUT"],
         help: "How long a peer with work outstanding may make no progress before its transfers fail.",
@@ -320,6 +361,8 @@ impl Config {
             control_interface: InterfaceSelector::every_usable(),
             transport: TransportKind::Tcp,
             plugin: String::new(),
+            staging: StagingKind::Auto,
+            staging_bytes: 256 << 20,
             peer_timeout: Duration::from_secs(10),
             connect_timeout: Duration::from_secs(10),
             spin: Duration::from_micros(if cores == 1 { 0 } else { 50 }),
@@ -485,6 +528,18 @@ impl Config {
     #[must_use]
     pub fn control_interface(&self) -> &InterfaceSelector {
         &self.control_interface
+    }
+
+    /// Which memory passes through pinned staging.
+    #[must_use]
+    pub fn staging(&self) -> StagingKind {
+        self.staging
+    }
+
+    /// The most host memory that is pinned for staging.
+    #[must_use]
+    pub fn staging_bytes(&self) -> usize {
+        self.staging_bytes
     }
 
     /// How bytes travel.

@@ -19,10 +19,11 @@ use crate::control::{Control, ControlLoop};
 use crate::error::{Error, Side};
 use crate::inbox::Inbox;
 use crate::peer::PeerShared;
-use crate::plan::Piece;
+use crate::plan::Pieces;
 use crate::progress::Worker;
 use crate::region::{LocalSlice, Memory, Region, Regions, Segment};
 use crate::routes::LocalAddress;
+use crate::staging::Staging;
 use crate::transport::local::Local;
 use crate::transport::tcp::Connection;
 
@@ -34,6 +35,7 @@ pub(crate) struct Core {
     pub(crate) inbox: Inbox,
     pub(crate) control: Control,
     pub(crate) local: Local,
+    pub(crate) staging: Staging,
     pub(crate) connections: Mutex<Vec<Arc<Connection>>>,
     /// Where lanes may leave from.
     pub(crate) local_addresses: Vec<LocalAddress>,
@@ -85,6 +87,7 @@ impl Core {
             regions: Regions::new(random()?),
             inbox: Inbox::default(),
             local: Local::default(),
+            staging: Staging::new(&config),
             connections: Mutex::default(),
             local_addresses,
             addresses,
@@ -328,10 +331,9 @@ impl Core {
     pub(crate) fn resolve<'a>(
         self: &Arc<Self>,
         segments: impl IntoIterator<Item = Segment<'a>>,
-    ) -> Result<(Vec<Piece>, Vec<Arc<Memory>>), Error> {
+    ) -> Result<Pieces, Error> {
         let segments = segments.into_iter();
-        let mut pieces = Vec::with_capacity(segments.size_hint().0);
-        let mut memory: Vec<Arc<Memory>> = Vec::new();
+        let mut pieces = Pieces::with_capacity(segments.size_hint().0);
         for (index, segment) in segments.enumerate() {
             let Segment { local, remote, len } = segment;
             let bounds = |side, offset, region_len| Error::SegmentOutOfBounds {
@@ -350,22 +352,14 @@ impl Core {
                 return Err(bounds(Side::Remote, remote.offset, there));
             }
             // Neighbours mostly share a region: the last one is the likeliest.
-            let known = memory
-                .iter()
-                .rev()
-                .any(|m| Arc::ptr_eq(m, local.region.memory()));
-            if !known {
+            if !pieces.knows(local.region.memory()) {
                 self.check_region(local.region)?;
-                memory.push(Arc::clone(local.region.memory()));
             }
             let address = remote.region.address() + remote.offset as u64;
-            pieces.push(Piece {
-                local: span,
-                key: remote.region.key(),
-                address,
-            });
+            let (key, kind) = (remote.region.key(), remote.region.kind());
+            pieces.push(local.region.memory(), span, key, address, kind);
         }
-        Ok((pieces, memory))
+        Ok(pieces)
     }
 
     pub(crate) fn slice(

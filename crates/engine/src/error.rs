@@ -10,7 +10,7 @@ use tcpx_proto::frame::Status;
 use tcpx_proto::info::InfoError;
 
 use crate::config::ConfigError;
-use crate::region::{MemId, MemoryKind};
+use crate::region::MemId;
 
 /// Which side of a segment an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,9 +100,24 @@ pub enum Error {
         len: usize,
     },
 
-    /// The memory kind is not supported by this session.
-    #[error("memory of kind {0:?} is not supported here: this build moves host memory")]
-    UnsupportedMemory(MemoryKind),
+    /// Memory that was said to be on a GPU is not.
+    #[error(
+        "the memory at {address:#x} is not on CUDA device {device}, nor on any other: register it as host memory"
+    )]
+    NotOnDevice {
+        /// Where the memory begins.
+        address: usize,
+        /// The device that it was said to be on.
+        device: u32,
+    },
+
+    /// A GPU, or the driver, has refused or failed.
+    #[error(transparent)]
+    Device(#[from] tcpx_cuda::Error),
+
+    /// A copy was lost together with others on its queue.
+    #[error("the device failed while it was copying: an earlier error says why")]
+    DeviceLost,
 
     /// The region was deregistered, now or while a transfer was using it.
     #[error("region {0} is no longer registered: register it again and prepare the transfer anew")]
@@ -248,7 +263,15 @@ impl Error {
             | Self::BadConnectionInfo(_)
             | Self::BadDescriptor(_)
             | Self::NotificationTooLong { .. } => ErrorKind::InvalidArgument,
-            Self::UnsupportedMemory(_) => ErrorKind::NotSupported,
+            Self::NotOnDevice { .. } => ErrorKind::InvalidArgument,
+            Self::Device(
+                tcpx_cuda::Error::NoLibrary { .. }
+                | tcpx_cuda::Error::NoDevice
+                | tcpx_cuda::Error::NoSuchDevice { .. }
+                | tcpx_cuda::Error::Forked,
+            ) => ErrorKind::NotSupported,
+            Self::Device(tcpx_cuda::Error::OutOfAllocation { .. }) => ErrorKind::InvalidArgument,
+            Self::Device(_) | Self::DeviceLost => ErrorKind::Environment,
             Self::UnknownPeer(_) => ErrorKind::NotFound,
             Self::RegionDeregistered(_) | Self::NotRepostable(_) => ErrorKind::NotAllowed,
             Self::TransferActive => ErrorKind::Busy,

@@ -23,6 +23,7 @@
 //! | `tagged`, `inbox`, `estimate` | tagged messages, notifications, cost estimates |
 //! | `transport/tcp` | lanes: sending half, receiving half, scheduling, acknowledgements |
 //! | `transport/local` | transfers of a session to itself |
+//! | `staging` | GPU memory on its way through pinned host memory |
 //! | `progress` | worker threads that drive lanes |
 //! | `control` | connecting, accepting, handshakes, silent peers |
 //! | `addresses`, `routes` | where a session listens; which address of ours goes to which of a peer |
@@ -45,12 +46,13 @@ mod region;
 mod routes;
 mod run;
 mod session;
+mod staging;
 mod tagged;
 mod transfer;
 mod transport;
 
 pub use completion::TransferState;
-pub use config::{Config, ConfigError, ConfigRow, Source, TransportKind};
+pub use config::{Config, ConfigError, ConfigRow, Source, StagingKind, TransportKind};
 pub use error::{Error, ErrorKind, Side};
 pub use estimate::Estimate;
 pub use inbox::Notification;
@@ -59,6 +61,7 @@ pub use peer::{LaneInfo, Peer};
 pub use plan::Op;
 pub use region::{LocalSlice, MemId, MemoryKind, Region, RemoteRegion, RemoteSlice, Segment};
 pub use session::Session;
+pub use tcpx_cuda as cuda;
 pub use tcpx_net::interfaces;
 pub use tcpx_net::interfaces::InterfaceSelector;
 pub use tcpx_proto::frame::Status;

@@ -9,11 +9,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use tcpx_cuda::Device;
 use tcpx_net::Span;
 use tcpx_proto::descriptor::RegionKey;
 use tcpx_proto::frame::{ENTRY_BYTES, Entry, MAX_TABLE_BYTES, REGION_BYTES};
 
-use crate::region::{Memory, push_merged};
+use crate::region::{Memory, MemoryKind, push_merged};
 
 /// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,10 +30,96 @@ const MIN_SPREAD_BYTES: usize = 128 << 10;
 
 /// One piece of a transfer with both ends resolved.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Piece {
-    pub(crate) local: Span,
-    pub(crate) key: RegionKey,
-    pub(crate) address: u64,
+struct Piece {
+    local: Span,
+    key: RegionKey,
+    address: u64,
+    group: u16,
+}
+
+/// Where the memory of a chunk lies: all of it in one place on either side, so that each side can move it in
+/// one go.
+#[derive(Debug)]
+struct Group {
+    device: Option<Arc<dyn Device>>,
+    remote: MemoryKind,
+}
+
+/// The pieces of a transfer, in the order in which they were given.
+#[derive(Debug, Default)]
+pub(crate) struct Pieces {
+    list: Vec<Piece>,
+    /// The local memory that they lie in.
+    memory: Vec<Arc<Memory>>,
+    groups: Vec<Group>,
+}
+
+impl Pieces {
+    pub(crate) fn with_capacity(pieces: usize) -> Self {
+        Self {
+            list: Vec::with_capacity(pieces),
+            ..Self::default()
+        }
+    }
+
+    /// Whether a piece lies in this memory.
+    pub(crate) fn knows(&self, memory: &Arc<Memory>) -> bool {
+        // Neighbours mostly share a region: the last one is the likeliest.
+        self.memory.iter().rev().any(|m| Arc::ptr_eq(m, memory))
+    }
+
+    /// Adds a piece: `local`, inside `memory`, and as many bytes at the peer's `address`, in memory of kind `remote`.
+    pub(crate) fn push(
+        &mut self,
+        memory: &Arc<Memory>,
+        local: Span,
+        key: RegionKey,
+        address: u64,
+        remote: MemoryKind,
+    ) {
+        if !self.knows(memory) {
+            self.memory.push(Arc::clone(memory));
+        }
+        let group = self.group(memory.device.as_ref(), remote);
+        self.list.push(Piece {
+            local,
+            key,
+            address,
+            group,
+        });
+    }
+
+    /// One piece of host memory, for tests that never touch it.
+    #[cfg(test)]
+    pub(crate) fn untouched(local: Span) -> Self {
+        let mut pieces = Self::default();
+        let group = pieces.group(None, MemoryKind::Host);
+        pieces.list.push(Piece {
+            local,
+            key: RegionKey([1; 16]),
+            address: 0,
+            group,
+        });
+        pieces
+    }
+
+    fn group(&mut self, device: Option<&Arc<dyn Device>>, remote: MemoryKind) -> u16 {
+        let is_same = |group: &Group| {
+            group.remote == remote
+                && match (&group.device, device) {
+                    (Some(a), Some(b)) => a.is_same(b.as_ref()),
+                    (a, b) => a.is_none() && b.is_none(),
+                }
+        };
+        let known = self.groups.iter().rposition(is_same);
+        known.unwrap_or_else(|| {
+            self.groups.push(Group {
+                device: device.cloned(),
+                remote,
+            });
+            self.groups.len() - 1
+        }) as u16
+    }
 }
 
 /// What chunks may be.
@@ -59,6 +146,7 @@ pub(crate) struct Chunk {
     pub(crate) regions: u16,
     pub(crate) entries: u32,
     pub(crate) bytes: usize,
+    group: u16,
 }
 
 /// A transfer, ready to be posted any number of times.
@@ -71,14 +159,25 @@ pub(crate) struct Plan {
     spans: Vec<Span>,
     /// The local memory that is used.
     memory: Vec<Arc<Memory>>,
+    groups: Vec<Group>,
 }
 
 impl Plan {
-    /// Cuts and gathers `pieces` into chunks. `memory` is the local memory that they lie in.
-    pub(crate) fn new(op: Op, pieces: &[Piece], memory: Vec<Arc<Memory>>, limits: Limits) -> Self {
+    /// Cuts and gathers `pieces` into chunks.
+    pub(crate) fn new(op: Op, pieces: Pieces, limits: Limits) -> Self {
+        let Pieces {
+            list: mut pieces,
+            memory,
+            groups,
+        } = pieces;
+        if groups.len() > 1 {
+            // A chunk has memory of one group: those of a group belong together.
+            pieces.sort_by_key(|p| p.group);
+        }
         let total: usize = pieces.iter().map(|p| p.local.len()).sum();
         let mut builder = Builder {
             chunk_bytes: limits.chunk_bytes(total),
+            group: 0,
             keys: Vec::new(),
             entries: Vec::new(),
             open_bytes: 0,
@@ -90,6 +189,7 @@ impl Plan {
                 tables: Vec::with_capacity(pieces.len() * ENTRY_BYTES),
                 spans: Vec::with_capacity(pieces.len()),
                 memory,
+                groups,
             },
         };
         let mut pieces = pieces.iter().filter(|p| !p.local.is_empty()).copied();
@@ -127,6 +227,16 @@ impl Plan {
         &self.spans[chunk.spans.clone()]
     }
 
+    /// The device that the local memory of a chunk lies on, if sockets cannot reach it.
+    pub(crate) fn device(&self, chunk: &Chunk) -> Option<&Arc<dyn Device>> {
+        self.groups[chunk.group as usize].device.as_ref()
+    }
+
+    /// Whether local memory lies on a device.
+    pub(crate) fn has_device(&self) -> bool {
+        self.groups.iter().any(|group| group.device.is_some())
+    }
+
     /// The first local memory that may no longer be touched.
     pub(crate) fn revoked(&self) -> Option<&Memory> {
         self.memory.iter().map(Arc::as_ref).find(|m| !m.is_live())
@@ -137,7 +247,8 @@ impl Piece {
     /// Both as one, when they touch on both sides.
     fn join(&self, next: &Self) -> Option<Self> {
         let touches = self.address.checked_add(self.local.len() as u64) == Some(next.address)
-            && self.key == next.key;
+            && self.key == next.key
+            && self.group == next.group;
         let local = touches.then(|| self.local.join(next.local))??;
         Some(Self { local, ..*self })
     }
@@ -150,11 +261,16 @@ struct Builder {
     entries: Vec<u8>,
     open_bytes: usize,
     open_spans: usize,
+    group: u16,
     plan: Plan,
 }
 
 impl Builder {
     fn push(&mut self, piece: Piece) {
+        if piece.group != self.group {
+            self.close();
+            self.group = piece.group;
+        }
         let mut offset = 0;
         while offset < piece.local.len() {
             let left = piece.local.len() - offset;
@@ -222,6 +338,7 @@ impl Builder {
             regions: self.keys.len() as u16,
             entries: (self.entries.len() / ENTRY_BYTES) as u32,
             bytes: self.open_bytes,
+            group: self.group,
         });
         self.keys.clear();
         self.entries.clear();
@@ -256,11 +373,26 @@ mod tests {
             local: span(local, len),
             key: key(region),
             address: remote,
+            group: 0,
         }
     }
 
+    fn groups(count: u32) -> Vec<Group> {
+        (0..count)
+            .map(|device| Group {
+                device: None,
+                remote: MemoryKind::Cuda { device },
+            })
+            .collect()
+    }
+
     fn plan(pieces: &[Piece], chunk_bytes: usize, lanes: usize) -> Plan {
-        Plan::new(Op::Write, pieces, Vec::new(), Limits { chunk_bytes, lanes })
+        let pieces = Pieces {
+            list: pieces.to_vec(),
+            memory: Vec::new(),
+            groups: groups(3),
+        };
+        Plan::new(Op::Write, pieces, Limits { chunk_bytes, lanes })
     }
 
     /// Every byte of a plan as (local, region, remote), in order.
@@ -319,6 +451,51 @@ mod tests {
                 prop_assert!(chunk.bytes > 0 && chunk.bytes <= chunk_bytes);
                 prop_assert!(plan.table(chunk).len() <= MAX_TABLE_BYTES);
             }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn chunks_have_memory_of_one_kind_and_none_is_lost(
+            segments in prop::collection::vec((0..50usize, 0..3000usize, 0..3u16), 0..60),
+            chunk_bytes in 16usize..9000,
+        ) {
+            let pieces: Vec<_> = segments
+                .iter()
+                .enumerate()
+                .map(|(i, &(l, len, group))| Piece {
+                    group,
+                    ..piece(l * 1000 + 4096, i as u64 * 10_000, len, 1)
+                })
+                .collect();
+            let plan = plan(&pieces, chunk_bytes, 2);
+            let group_of = |address: u64| pieces[(address / 10_000) as usize].group;
+            for i in 0..plan.len() {
+                let only = Plan { chunks: vec![plan.chunk(i).clone()], ..plan_parts(&plan) };
+                let of_chunk = bytes_of(&only);
+                prop_assert!(of_chunk.iter().all(|(_, _, r)| group_of(*r) == plan.chunk(i).group));
+            }
+            let mut moved = bytes_of(&plan);
+            let mut expected: Vec<_> = pieces
+                .iter()
+                .flat_map(|p| (0..p.local.len()).map(|i| (p.local.address() + i, p.key, p.address + i as u64)))
+                .collect();
+            moved.sort_unstable_by_key(|(l, _, r)| (*r, *l));
+            expected.sort_unstable_by_key(|(l, _, r)| (*r, *l));
+            prop_assert_eq!(moved, expected);
+        }
+    }
+
+    /// A plan with the same arrays, for looking at single chunks.
+    fn plan_parts(plan: &Plan) -> Plan {
+        Plan {
+            op: plan.op,
+            bytes: plan.bytes,
+            chunks: Vec::new(),
+            tables: plan.tables.clone(),
+            spans: plan.spans.clone(),
+            memory: Vec::new(),
+            groups: groups(3),
         }
     }
 

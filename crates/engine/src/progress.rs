@@ -19,6 +19,9 @@ use crate::transport::tcp::{Connection, Drive, Lane};
 /// How often a worker looks whether a lane that a caller drove is still being driven.
 const WATCH: Duration = Duration::from_millis(1);
 
+/// How soon a worker that found no end of a device's copies within its spin looks again.
+const STAGING_LOOK: Duration = Duration::from_micros(50);
+
 /// Fruitless looks in a row after which whoever looks gives way once. Few: on a small machine the one that has
 /// to move next is often waiting for this very core, and elsewhere a yield costs less than a look.
 pub(crate) const PATIENT_LOOKS: u32 = 4;
@@ -148,6 +151,7 @@ impl Worker {
             if drive.more {
                 continue;
             }
+            let staging = driven.iter().any(|active| active.lane().is_staging());
             // A full send buffer empties in steps that are worth a sleep; asking meanwhile only takes
             // the socket's lock from those who empty it. What arrives is worth looking for.
             let full = driven.iter().all(|active| active.lane().is_blocked());
@@ -168,8 +172,11 @@ impl Worker {
             }
             self.rest(&mut driven);
             self.asleep.store(true, Ordering::SeqCst);
-            let timeout = if self.has_calls() || core.local.is_busy() || !driven.is_empty() {
+            let dirty = driven.iter().any(|active| !active.lane().is_staging());
+            let timeout = if self.has_calls() || core.local.is_busy() || dirty {
                 Some(Duration::ZERO)
+            } else if staging {
+                Some(STAGING_LOOK)
             } else if watched.is_empty() {
                 None
             } else {
@@ -177,7 +184,10 @@ impl Worker {
             };
             self.collect(&mut events, &mut driven, &mut watched, timeout);
             self.asleep.store(false, Ordering::SeqCst);
-            last_progress = Instant::now();
+            // Looking for the end of a copy is no reason to spin.
+            if timeout != Some(STAGING_LOOK) || self.has_calls() {
+                last_progress = Instant::now();
+            }
         }
     }
 
@@ -231,7 +241,7 @@ impl Worker {
                 return false;
             }
             // Whoever adds work after this look calls the worker; whoever added it before is seen.
-            lane.is_dirty() && !lane.is_blocked()
+            (lane.is_dirty() && !lane.is_blocked()) || lane.is_staging()
         });
     }
 

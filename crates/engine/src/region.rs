@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use hmac::{Hmac, KeyInit, Mac};
 use parking_lot::RwLock;
 use sha2::Sha256;
+use tcpx_cuda::Device;
 use tcpx_net::Span;
 pub use tcpx_proto::descriptor::Memory as MemoryKind;
 use tcpx_proto::descriptor::RegionDescriptor;
@@ -210,6 +211,8 @@ pub(crate) struct Memory {
     pub(crate) id: MemId,
     pub(crate) span: Span,
     pub(crate) kind: MemoryKind,
+    /// The device that it lies on, if sockets cannot reach it.
+    pub(crate) device: Option<Arc<dyn Device>>,
     descriptor: RegionDescriptor,
     live: AtomicBool,
     /// The memory that this is a part of, under a key of its own.
@@ -302,12 +305,16 @@ impl Regions {
             address: span.address(),
             len: span.len(),
         };
-        if kind != MemoryKind::Host {
-            return Err(Error::UnsupportedMemory(kind));
-        }
         if span.is_empty() || span.address() == 0 {
             return Err(bad());
         }
+        let device = core.staging.device_of(span, kind)?;
+        let kind = match &device {
+            Some(device) if !core.staging.is_host(device.as_ref()) => MemoryKind::Cuda {
+                device: device.ordinal(),
+            },
+            _ => MemoryKind::Host,
+        };
         let key = self.key(span, kind);
         let descriptor = RegionDescriptor::new(span.address() as u64, span.len() as u64, key, kind)
             .map_err(|_| bad())?;
@@ -320,6 +327,7 @@ impl Regions {
                     id,
                     span,
                     kind,
+                    device,
                     descriptor,
                     live,
                     part_of: None,
@@ -351,6 +359,7 @@ impl Regions {
             id: whole.id,
             span,
             kind: whole.kind,
+            device: whole.device.clone(),
             descriptor,
             live: AtomicBool::new(true),
             part_of: Some(Arc::clone(whole)),
@@ -447,6 +456,22 @@ impl Memory {
     }
 }
 
+/// The device that all of `memory` lies on; an error if it lies in more than one place.
+pub(crate) fn one_device(memory: &[Arc<Memory>]) -> Result<Option<Arc<dyn Device>>, Refusal> {
+    let Some((first, others)) = memory.split_first() else {
+        return Ok(None);
+    };
+    let is_same = |other: &Arc<Memory>| match (&first.device, &other.device) {
+        (Some(a), Some(b)) => a.is_same(b.as_ref()),
+        (a, b) => a.is_none() && b.is_none(),
+    };
+    if others.iter().all(is_same) {
+        Ok(first.device.clone())
+    } else {
+        Err(Refusal::Mixed)
+    }
+}
+
 /// Why a peer's access was not granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
@@ -456,6 +481,10 @@ pub(crate) enum Refusal {
     OutOfBounds { address: u64, len: u32 },
     #[error("the region was deregistered while the transfer was using it")]
     Revoked,
+    #[error("the request mixes memory of different kinds or devices in one chunk")]
+    Mixed,
+    #[error("the device that holds the memory failed")]
+    Device,
 }
 
 impl Refusal {
@@ -463,6 +492,7 @@ impl Refusal {
         match self {
             Self::UnknownRegion { .. } | Self::Revoked => Status::UnknownRegion,
             Self::OutOfBounds { .. } => Status::OutOfBounds,
+            Self::Mixed | Self::Device => Status::Other,
         }
     }
 }

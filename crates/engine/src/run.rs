@@ -113,25 +113,19 @@ impl Run {
 mod tests {
     use super::*;
     use crate::completion::TransferState;
-    use crate::plan::{Limits, Op, Piece};
+    use crate::plan::{Limits, Op, Pieces};
     use tcpx_net::Span;
-    use tcpx_proto::descriptor::RegionKey;
 
     fn run(chunks: usize) -> Run {
         // SAFETY: nothing accesses the memory.
         let local = unsafe { Span::new(4096 as *mut u8, chunks * (1 << 20)) };
-        let piece = Piece {
-            local,
-            key: RegionKey([1; 16]),
-            address: 0,
-        };
         let limits = Limits {
             chunk_bytes: 1 << 20,
             lanes: 1,
         };
         Run::new(
             1,
-            Arc::new(Plan::new(Op::Read, &[piece], Vec::new(), limits)),
+            Arc::new(Plan::new(Op::Read, Pieces::untouched(local), limits)),
             After::Nothing,
         )
     }

@@ -174,12 +174,16 @@ impl Session {
 
     /// Registers memory that the caller owns. Overlapping and repeated registrations are legal.
     ///
+    /// What the CUDA driver says of the address counts more than `kind`: memory of a GPU is found as such
+    /// even if it was announced as the host's, as long as this process uses CUDA.
+    ///
     /// # Safety
     /// The memory must stay mapped, readable and writable until the region is deregistered or dropped.
     /// Peers who have its descriptor write to it at any time.
     ///
     /// # Errors
-    /// The range is empty or wraps, the kind is not supported, or the session is closed.
+    /// The range is empty or wraps, it was said to be on a GPU and is not, the GPU cannot be used, or the session
+    /// is closed.
     pub unsafe fn register_raw(
         &self,
         address: *mut u8,
@@ -207,7 +211,7 @@ impl Session {
     ) -> Result<Transfer, Error> {
         let core = self.core();
         core.check_open()?;
-        let (pieces, memory) = core.resolve(segments)?;
+        let pieces = core.resolve(segments)?;
         let lanes = peer
             .shared
             .link()
@@ -216,7 +220,7 @@ impl Session {
             chunk_bytes: core.config.chunk_bytes(),
             lanes,
         };
-        let plan = Plan::new(op, &pieces, memory, limits);
+        let plan = Plan::new(op, pieces, limits);
         Ok(Transfer::one_sided(peer.clone(), Arc::new(plan)))
     }
 

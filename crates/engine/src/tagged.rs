@@ -17,8 +17,8 @@ use crate::completion::Completion;
 use crate::core::Core;
 use crate::error::Error;
 use crate::peer::PeerShared;
-use crate::plan::{Limits, Op, Piece, Plan};
-use crate::region::Memory;
+use crate::plan::{Limits, Op, Pieces, Plan};
+use crate::region::{Memory, MemoryKind};
 use crate::run::{After, Run};
 use crate::transport::Link;
 
@@ -105,7 +105,9 @@ impl Send {
     /// Appends the announcement, with the message itself when it is small.
     pub(crate) fn encode(&self, out: &mut Vec<u8>, key: RegionKey) {
         let len = self.source.len();
-        let inline = len as u64 <= MAX_INLINE_SEND_BYTES && self.memory.is_live();
+        let inline = len as u64 <= MAX_INLINE_SEND_BYTES
+            && self.memory.is_live()
+            && self.memory.device.is_none();
         let pieces = self.arrival(key).pieces;
         let header = Header {
             flags: if inline { FLAG_INLINE } else { 0 },
@@ -190,30 +192,32 @@ impl Receive {
     /// How to read a message that did not come along.
     fn plan(&self, link: &Link, arrival: &Arrival) -> Plan {
         let mut offset = 0;
-        let pieces: Vec<_> = arrival
+        let pieces = arrival
             .pieces
             .iter()
             .filter_map(|(key, entry)| {
                 // Always inside: the length was compared with the capacity.
                 let local = self.target.slice(offset, entry.len as usize)?;
                 offset += entry.len as usize;
-                Some(Piece {
-                    local,
-                    key: *key,
-                    address: entry.address,
-                })
+                Some((local, *key, entry.address))
             })
-            .collect();
+            .fold(Pieces::default(), |mut pieces, (local, key, address)| {
+                // Of what kind the sender's memory is makes no difference: it is all of one kind.
+                pieces.push(&self.memory, local, key, address, MemoryKind::Host);
+                pieces
+            });
         let chunk_bytes = link.core().config.chunk_bytes();
         let limits = Limits {
             chunk_bytes,
             lanes: link.lanes(),
         };
-        Plan::new(Op::Read, &pieces, vec![Arc::clone(&self.memory)], limits)
+        Plan::new(Op::Read, pieces, limits)
     }
 
     /// The bytes are in place.
     pub(crate) fn landed(&self, link: &Link) {
+        // The run refers to this receive: kept, they would keep each other, and the session with them, alive.
+        drop(self.run.lock().take());
         link.send_done(self.message.load(Ordering::Relaxed), Status::Ok, "");
         self.completion.finish();
     }
@@ -377,7 +381,10 @@ pub(crate) fn matched(link: &Link, receive: &Arc<Receive>, arrival: Arrival) {
         receive.completion.finish();
         return;
     }
-    if let Some(bytes) = &arrival.inline {
+    // A device's memory is reached by reading the message like a large one.
+    if let Some(bytes) = &arrival.inline
+        && receive.memory.device.is_none()
+    {
         receive.target.copy_from(bytes);
         drop(reading);
         receive.landed(link);

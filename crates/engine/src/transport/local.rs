@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
+use tcpx_cuda::Device;
 use tcpx_net::{Cursor, Span};
 use tcpx_proto::frame::{Header, Kind, Status, Table};
 
@@ -12,8 +13,9 @@ use super::tcp::conclude_failed;
 use crate::core::Core;
 use crate::error::Error;
 use crate::plan::Op;
-use crate::region::Refusal;
+use crate::region::{Refusal, one_device};
 use crate::run::{After, Run};
+use crate::staging::Queues;
 
 /// Runs up to this size are copied by the caller who posts them.
 const INLINE_BYTES: u64 = 256 << 10;
@@ -24,6 +26,7 @@ pub(crate) struct Local {
     runs: Mutex<VecDeque<Arc<Run>>>,
     /// Held shared while memory is copied: taking it exclusively waits for all copies to end.
     copying: RwLock<()>,
+    queues: Mutex<Queues>,
 }
 
 impl Local {
@@ -71,13 +74,53 @@ impl Local {
         }
     }
 
+    /// Copies from one place to another. With a device on either side this waits for the device: it is the caller's
+    /// own memory, and nobody else's transfer is kept waiting but by the time of one chunk.
+    fn copy(&self, core: &Core, to: &Place<'_>, from: &Place<'_>) -> Result<(), Error> {
+        let (Some(device), queues) = (to.device.as_ref().or(from.device.as_ref()), &self.queues)
+        else {
+            copy_spans(to.spans, from.spans);
+            return Ok(());
+        };
+        let mut queues = queues.lock();
+        if let (Some(a), Some(b)) = (&to.device, &from.device)
+            && a.is_same(b.as_ref())
+            && !overlap(to.spans, from.spans)
+        {
+            let copy = queues.copy(device.as_ref(), from.spans, to.spans)?;
+            return queues.wait(copy);
+        }
+        let bytes = from.spans.iter().map(Span::len).sum();
+        let slot = core.staging.slot(device.as_ref(), bytes)?;
+        // SAFETY: the slot is ours until it is dropped, after the last copy that uses it.
+        let between = [unsafe { Span::new(slot.address(), bytes) }];
+        let start = Cursor::default();
+        match &from.device {
+            Some(device) => {
+                let copy = queues.gather(device.as_ref(), from.spans, start, &slot, bytes)?;
+                queues.wait(copy)?;
+            }
+            None => copy_spans(&between, from.spans),
+        }
+        match &to.device {
+            Some(device) => {
+                let copy = queues.scatter(device.as_ref(), to.spans, start, &slot, bytes)?;
+                queues.wait(copy)
+            }
+            None => {
+                copy_spans(to.spans, &between);
+                Ok(())
+            }
+        }
+    }
+
     fn copy_chunk(&self, core: &Arc<Core>, run: &Arc<Run>) -> bool {
         let Some(index) = run.take() else {
             return false;
         };
         let result = {
             let _copying = self.copying.read();
-            copy(core, run, index)
+            copy(self, core, run, index)
         };
         let mut last = false;
         if let Err(error) = result {
@@ -91,7 +134,7 @@ impl Local {
     }
 }
 
-fn copy(core: &Core, run: &Run, index: usize) -> Result<(), Error> {
+fn copy(local: &Local, core: &Core, run: &Run, index: usize) -> Result<(), Error> {
     if let Some(memory) = run.plan.revoked() {
         return Err(Error::RegionDeregistered(memory.id));
     }
@@ -116,12 +159,24 @@ fn copy(core: &Core, run: &Run, index: usize) -> Result<(), Error> {
     core.regions
         .resolve(&table, &mut there, &mut memory)
         .map_err(|refusal: Refusal| refused(refusal.status(), refusal.to_string()))?;
-    let here = run.plan.spans(chunk);
+    let there = Place {
+        device: one_device(&memory).map_err(|r| refused(r.status(), r.to_string()))?,
+        spans: &there,
+    };
+    let here = Place {
+        device: run.plan.device(chunk).cloned(),
+        spans: run.plan.spans(chunk),
+    };
     match run.plan.op {
-        Op::Write => copy_spans(&there, here),
-        Op::Read => copy_spans(here, &there),
+        Op::Write => local.copy(core, &there, &here),
+        Op::Read => local.copy(core, &here, &there),
     }
-    Ok(())
+}
+
+/// Memory of one kind.
+struct Place<'a> {
+    device: Option<Arc<dyn Device>>,
+    spans: &'a [Span],
 }
 
 /// Copies between two lists of spans of the same total length.
@@ -136,6 +191,18 @@ fn copy_spans(to: &[Span], from: &[Span]) {
         to_at.advance(to, count);
         from_at.advance(from, count);
     }
+}
+
+/// Whether a byte of one list is also in the other. Lists are short: a chunk's.
+fn overlap(a: &[Span], b: &[Span]) -> bool {
+    let range = |s: &Span| s.address()..s.address() + s.len();
+    a.iter().any(|a| {
+        let a = range(a);
+        b.iter().any(|b| {
+            let b = range(b);
+            a.start < b.end && b.start < a.end
+        })
+    })
 }
 
 fn conclude(core: &Arc<Core>, run: &Arc<Run>) {

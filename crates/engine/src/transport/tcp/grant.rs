@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use tcpx_cuda::Device;
 use tcpx_net::Span;
 use tcpx_proto::frame::Table;
 
-use crate::region::{Memory, Refusal, Regions};
+use crate::region::{Memory, Refusal, Regions, one_device};
 
 /// Access to local memory that a peer was granted for one chunk.
 #[derive(Default)]
@@ -13,13 +14,17 @@ pub(super) struct Grant {
     pub(super) spans: Vec<Span>,
     memory: Vec<Arc<Memory>>,
     epoch: u64,
+    /// The device that all of it lies on, if sockets cannot reach it.
+    pub(super) device: Option<Arc<dyn Device>>,
 }
 
 impl Grant {
     pub(super) fn fill(&mut self, regions: &Regions, table: &Table<'_>) -> Result<(), Refusal> {
         // Before the look-up: what is revoked after this shows as a changed epoch.
         self.epoch = regions.epoch();
-        regions.resolve(table, &mut self.spans, &mut self.memory)
+        regions.resolve(table, &mut self.spans, &mut self.memory)?;
+        self.device = one_device(&self.memory)?;
+        Ok(())
     }
 
     pub(super) fn is_revoked(&mut self, regions: &Regions) -> bool {

@@ -57,6 +57,10 @@ pub(crate) struct Lane {
     pub(super) dirty: AtomicBool,
     /// The kernel took no more bytes at the last attempt.
     pub(super) blocked: AtomicBool,
+    /// Copies to or from a device are under way, or wait for a slot: nobody reports their end, so it must
+    /// be looked for.
+    pub(super) staging_out: AtomicBool,
+    pub(super) staging_in: AtomicBool,
     /// The peer's WRITE chunks that have been dealt with.
     pub(super) landed: AtomicU64,
     /// How many of those the peer has been told of. ≤ landed; written by the holder of `tx`.
@@ -114,6 +118,8 @@ impl Lane {
             in_flight: Mutex::default(),
             dirty: AtomicBool::new(false),
             blocked: AtomicBool::new(false),
+            staging_out: AtomicBool::new(false),
+            staging_in: AtomicBool::new(false),
             landed: AtomicU64::new(0),
             acked: AtomicU64::new(0),
             acknowledged: AtomicU64::new(0),
@@ -142,6 +148,11 @@ impl Lane {
     /// Whether a worker that goes to sleep must be woken when the stream takes bytes again.
     pub(crate) fn is_blocked(&self) -> bool {
         self.blocked.load(Ordering::Acquire)
+    }
+
+    /// Whether somebody must look again soon, though nothing will be reported.
+    pub(crate) fn is_staging(&self) -> bool {
+        self.staging_out.load(Ordering::Acquire) || self.staging_in.load(Ordering::Acquire)
     }
 
     /// Whether there is something to send that nobody is sending.
@@ -184,7 +195,7 @@ impl Lane {
 
     /// Sends what is waiting, as far as the kernel takes it and `budget` lasts. Returns whether bytes
     /// went out.
-    pub(super) fn pump(&self, connection: &Connection, budget: usize) -> Result<bool, Ended> {
+    pub(super) fn pump(&self, connection: &Arc<Connection>, budget: usize) -> Result<bool, Ended> {
         let mut progress = false;
         for _ in 0..budget {
             // Cleared before the look, so that what is added during it is seen by the next one.
@@ -195,7 +206,8 @@ impl Lane {
                 return Ok(progress);
             };
             let sent = tx.step(self, connection).map_err(Ended::Io)?;
-            let idle = tx.is_idle();
+            let idle = tx.is_idle() && !tx.is_staging();
+            self.staging_out.store(tx.is_staging(), Ordering::Release);
             drop(tx);
             self.blocked.store(sent == Sent::Blocked, Ordering::Release);
             match sent {
@@ -207,7 +219,7 @@ impl Lane {
                     }
                 }
                 Sent::Some => progress = true,
-                Sent::Blocked => return Ok(progress),
+                Sent::Blocked | Sent::Waiting => return Ok(progress),
                 Sent::Nothing if !self.dirty.load(Ordering::SeqCst) => return Ok(progress),
                 Sent::Nothing => {}
             }
@@ -224,6 +236,7 @@ impl Lane {
                 return Ok(drive);
             };
             let received = rx.step(self, connection)?;
+            self.staging_in.store(rx.is_staging(), Ordering::Release);
             drop(rx);
             match received {
                 Received::Nothing => return Ok(drive),
@@ -278,7 +291,7 @@ impl Lane {
     pub(super) fn let_go(&self, is_hit: impl FnMut(&Arc<Run>) -> bool, regions_too: bool) {
         self.tx.lock().let_go(is_hit, regions_too);
         // The receiving half looks before each call; taking its lock waits for the current one.
-        drop(self.rx.lock());
+        self.rx.lock().let_go();
     }
 
     /// Whether something is in flight or waiting to leave.
@@ -293,7 +306,8 @@ impl Lane {
             return true;
         }
         drop(work);
-        self.tx.try_lock().is_none_or(|tx| !tx.is_idle())
+        self.is_staging()
+            || self.tx.try_lock().is_none_or(|tx| !tx.is_idle())
             || self.rx.try_lock().is_some_and(|rx| rx.left() > 0)
     }
 }

@@ -161,7 +161,7 @@ impl Connection {
         run.lane.store(first, Ordering::Relaxed);
         lane.push_run(run);
         self.check(lane.pump(self, 1));
-        if lane.is_dirty() || lane.is_blocked() {
+        if lane.is_dirty() || lane.is_blocked() || lane.is_staging() {
             lane.call_worker();
         }
         let others = self
@@ -257,7 +257,7 @@ impl Connection {
                 return Drive::default();
             }
         };
-        if lane.is_dirty() || lane.is_blocked() || lane.unacked() > 0 {
+        if lane.is_dirty() || lane.is_blocked() || lane.is_staging() || lane.unacked() > 0 {
             drive.progress |= self.check(lane.pump(self, budget));
             drive.more |= lane.is_dirty();
         }
@@ -454,7 +454,7 @@ impl Connection {
     pub(crate) fn drain(&self) {
         let Some(error) = self.end.get() else { return };
         for lane in &self.lanes {
-            lane.tx.lock().close();
+            let staged = lane.tx.lock().close();
             let receiving = lane.rx.lock().close();
             let mut work = lane.work.lock();
             work.closed = true;
@@ -466,7 +466,8 @@ impl Connection {
             for run in runs {
                 self.fail_run(&run, error.clone());
             }
-            for flying in writes.into_iter().chain(reads).chain(receiving) {
+            let flying = writes.into_iter().chain(reads);
+            for flying in flying.chain(staged).chain(receiving) {
                 self.fail_run(&flying.run, error.clone());
                 if flying.run.settle(1) {
                     conclude_failed(&flying.run);

@@ -8,7 +8,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tcpx_net::Cursor;
+use tcpx_cuda::Device;
+use tcpx_net::{Cursor, Span};
 use tcpx_proto::frame::{
     FLAG_INLINE, FLAG_NOTIFY, HEADER_BYTES, Header, Kind, MAX_EXTRA_BYTES, MAX_TABLE_BYTES, Status,
     Table,
@@ -21,6 +22,7 @@ use super::tx::{Response, encode_error};
 use crate::error::Error;
 use crate::region::Refusal;
 use crate::run::Run;
+use crate::staging::Inbound;
 use crate::tagged::Arrival;
 
 /// Holds the largest header, table and extra, so that a frame's start is always in one piece.
@@ -77,6 +79,10 @@ pub(super) struct Rx {
     cursor: Cursor,
     /// The grant of the WRITE chunk that is being received.
     grant: Grant,
+    /// Payload for devices, and what must wait for it to land.
+    inbound: Inbound<Payload>,
+    /// Bytes cannot be received for want of a slot.
+    starved: bool,
     /// The last look found nothing.
     quiet: bool,
     closed: bool,
@@ -94,6 +100,8 @@ impl Rx {
             state: State::Header,
             cursor: Cursor::default(),
             grant: Grant::default(),
+            inbound: Inbound::new(),
+            starved: false,
             quiet: false,
             closed: false,
         }
@@ -108,13 +116,22 @@ impl Rx {
         if self.closed {
             return Ok(Received::Nothing);
         }
+        self.land(lane, connection)?;
         self.check_revoked(connection);
+        if self.starved {
+            // What is in the buffer comes before what is in the socket.
+            self.parse(lane, connection)?;
+            if self.starved {
+                return Ok(Received::Nothing);
+            }
+        }
         // Whoever looks again and again must not keep the bytes from coming in. Between frames only: inside
         // a payload the wake level may be above one byte.
         if self.quiet && matches!(self.state, State::Header) && !lane.stream.is_readable() {
             return Ok(Received::Nothing);
         }
-        let (received, asked) = match self.receive(lane) {
+        let (received, asked) = match self.receive(lane, connection) {
+            Ok((0, _)) => return Ok(Received::Nothing),
             Ok(counts) => counts,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                 self.quiet = true;
@@ -126,6 +143,7 @@ impl Rx {
         lane.bytes_received
             .fetch_add(received as u64, Ordering::Relaxed);
         self.parse(lane, connection)?;
+        self.land(lane, connection)?;
         lane.lower_wake_level(self.left());
         Ok(if received < asked {
             Received::Drained
@@ -142,20 +160,73 @@ impl Rx {
         }
     }
 
-    /// Gives up; returns the READ chunk that was being received.
-    pub(super) fn close(&mut self) -> Option<Flying> {
-        self.closed = true;
-        match std::mem::replace(&mut self.state, State::Header) {
-            State::Payload(Payload {
-                sink: Sink::Run(flying),
-                ..
-            }) => Some(flying),
-            _ => None,
-        }
+    /// Whether payload is being copied to a device, or cannot be received before that.
+    pub(super) fn is_staging(&self) -> bool {
+        self.starved || !self.inbound.is_empty()
     }
 
-    /// One system call: returns how many bytes came and how many could have.
-    fn receive(&mut self, lane: &Lane) -> io::Result<(usize, usize)> {
+    /// Waits until no device writes to memory on our behalf. The next step looks whether more may be written.
+    pub(super) fn let_go(&mut self) {
+        self.inbound.wait();
+    }
+
+    /// Gives up; returns the READ chunks that were being received.
+    pub(super) fn close(&mut self) -> Vec<Flying> {
+        self.closed = true;
+        let current = match std::mem::replace(&mut self.state, State::Header) {
+            State::Payload(payload) => Some(payload),
+            _ => None,
+        };
+        let payloads = self.inbound.close().chain(current);
+        payloads
+            .filter_map(|payload| match payload.sink {
+                Sink::Run(flying) => Some(flying),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// One system call: returns how many bytes came and how many could have; no bytes came if there is no slot
+    /// for them.
+    fn receive(&mut self, lane: &Lane, connection: &Arc<Connection>) -> io::Result<(usize, usize)> {
+        if let State::Payload(payload) = &mut self.state
+            && let Some((device, spans)) = payload.sink.device(&self.grant)
+        {
+            let pool = &connection.core.staging.pool;
+            let room = match self.inbound.room(device.as_ref(), pool, payload.left) {
+                Ok(Some(room)) => room,
+                Ok(None) => {
+                    self.starved = true;
+                    return Ok((0, 0));
+                }
+                Err(error) => {
+                    payload.give_up(error, &mut self.inbound, connection);
+                    return Ok((0, 0));
+                }
+            };
+            // What follows the payload may be read with its last part.
+            let tail = if room.len() == payload.left {
+                &mut self.buffer[..TAIL_BYTES]
+            } else {
+                &mut []
+            };
+            let count = lane.stream.recv(&[room], Cursor::default(), tail)?;
+            let of_payload = count.min(payload.left);
+            payload.left -= of_payload;
+            let is_last = payload.left == 0;
+            let filled = self.inbound.filled(
+                of_payload,
+                is_last,
+                device.as_ref(),
+                spans,
+                &mut self.cursor,
+            );
+            if let Err(error) = filled {
+                payload.give_up(error, &mut self.inbound, connection);
+            }
+            (self.start, self.end) = (0, count - of_payload);
+            return Ok((count, room.len()));
+        }
         if let State::Payload(payload) = &mut self.state {
             let spans = match &payload.sink {
                 Sink::Regions { .. } => Some(self.grant.spans.as_slice()),
@@ -194,10 +265,12 @@ impl Rx {
         match &payload.sink {
             Sink::Regions { .. } if self.grant.is_revoked(&connection.core.regions) => {
                 payload.sink = Sink::Nowhere(Some(Refusal::Revoked));
+                self.inbound.forget();
             }
             Sink::Run(flying) if may_land(&flying.run) => {}
             Sink::Run(_) => {
                 let sink = std::mem::replace(&mut payload.sink, Sink::Nowhere(None));
+                self.inbound.forget();
                 if let Sink::Run(flying) = sink {
                     connection.settle(&flying.run);
                 }
@@ -206,7 +279,19 @@ impl Rx {
         }
     }
 
+    /// Deals with the frames whose payload has landed on its device, and with those that had to wait for that.
+    fn land(&mut self, lane: &Lane, connection: &Arc<Connection>) -> Result<(), Ended> {
+        while let Some((mut payload, error)) = self.inbound.due() {
+            if let Some(error) = error {
+                payload.fail(error, connection);
+            }
+            self.conclude(payload, lane, connection)?;
+        }
+        Ok(())
+    }
+
     fn parse(&mut self, lane: &Lane, connection: &Arc<Connection>) -> Result<(), Ended> {
+        self.starved = false;
         loop {
             match &mut self.state {
                 State::Header => {
@@ -228,7 +313,37 @@ impl Rx {
                 }
                 State::Payload(payload) => {
                     let available = &self.buffer[self.start..self.end];
-                    let count = available.len().min(payload.left);
+                    let mut count = available.len().min(payload.left);
+                    if count > 0
+                        && let Some((device, spans)) = payload.sink.device(&self.grant)
+                    {
+                        let pool = &connection.core.staging.pool;
+                        let room = self.inbound.room(device.as_ref(), pool, payload.left);
+                        let filled = match room {
+                            Ok(None) => {
+                                self.starved = true;
+                                return Ok(());
+                            }
+                            Ok(Some(room)) => {
+                                count = room.copy_from(&available[..count]);
+                                let is_last = count == payload.left;
+                                let at = &mut self.cursor;
+                                self.inbound
+                                    .filled(count, is_last, device.as_ref(), spans, at)
+                            }
+                            Err(error) => Err(error),
+                        };
+                        if let Err(error) = filled {
+                            payload.give_up(error, &mut self.inbound, connection);
+                        }
+                        self.start += count;
+                        payload.left -= count;
+                        if payload.left > 0 {
+                            continue;
+                        }
+                        count = 0;
+                    }
+                    let available = &self.buffer[self.start..self.end];
                     let bytes = &available[..count];
                     match &mut payload.sink {
                         Sink::Regions { .. } => {
@@ -320,8 +435,21 @@ impl Rx {
         Ok(())
     }
 
-    /// Deals with a frame that is complete.
+    /// A frame is complete: deals with it, now or when everything that came before it has landed.
     fn finish(
+        &mut self,
+        payload: Payload,
+        lane: &Lane,
+        connection: &Arc<Connection>,
+    ) -> Result<(), Ended> {
+        if self.inbound.is_empty() || !payload.waits_its_turn() {
+            return self.conclude(payload, lane, connection);
+        }
+        self.inbound.then(payload);
+        Ok(())
+    }
+
+    fn conclude(
         &mut self,
         payload: Payload,
         lane: &Lane,
@@ -388,6 +516,58 @@ impl Rx {
             _ => {}
         }
         Ok(())
+    }
+}
+
+impl Payload {
+    /// Whether it may be dealt with only after what came before it on the lane: chunks are counted, and notifications
+    /// and messages delivered, in order.
+    fn waits_its_turn(&self) -> bool {
+        match self.sink {
+            Sink::Regions { .. } | Sink::Run(_) => true,
+            Sink::Nowhere(_) | Sink::Message { .. } => {
+                matches!(self.header.kind, Kind::Write | Kind::Notify | Kind::Send)
+            }
+        }
+    }
+
+    /// In the middle of it: its bytes cannot be brought to their device, and the rest of them goes nowhere.
+    fn give_up(&mut self, error: Error, inbound: &mut Inbound<Self>, connection: &Arc<Connection>) {
+        inbound.forget();
+        self.fail(error, connection);
+        if let Sink::Run(flying) = &self.sink {
+            // Earlier parts may still be landing; the run must not end before they have.
+            inbound.wait();
+            connection.settle(&flying.run);
+            self.sink = Sink::Nowhere(None);
+        }
+    }
+
+    /// Its bytes have not reached their device.
+    fn fail(&mut self, error: Error, connection: &Connection) {
+        match &self.sink {
+            Sink::Regions { .. } => {
+                tracing::warn!(%error, "a device failed, a peer's WRITE is refused");
+                self.sink = Sink::Nowhere(Some(Refusal::Device));
+            }
+            // The chunk is still to be settled.
+            Sink::Run(flying) => connection.fail_run(&flying.run, error),
+            _ => {}
+        }
+    }
+}
+
+impl Sink {
+    /// The device that payload goes to, and where on it.
+    fn device<'a>(&'a self, grant: &'a Grant) -> Option<(&'a Arc<dyn Device>, &'a [Span])> {
+        match self {
+            Self::Regions { .. } => Some((grant.device.as_ref()?, &grant.spans)),
+            Self::Run(flying) => {
+                let plan = &flying.run.plan;
+                Some((plan.device(flying.chunk())?, plan.spans(flying.chunk())))
+            }
+            Self::Message { .. } | Self::Nowhere(_) => None,
+        }
     }
 }
 
@@ -519,7 +699,7 @@ impl Lane {
             })
     }
 
-    fn unload(&self, flying: &Flying) {
+    pub(super) fn unload(&self, flying: &Flying) {
         self.load.fetch_sub(flying.chunk().bytes, Ordering::Relaxed);
     }
 }

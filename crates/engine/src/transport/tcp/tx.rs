@@ -13,8 +13,9 @@ use super::grant::Grant;
 use super::lane::{Flying, Lane};
 use crate::error::Error;
 use crate::plan::Op;
-use crate::region::{MemId, Refusal};
+use crate::region::Refusal;
 use crate::run::{After, Run};
+use crate::staging::{DEPTH, Outbound, Pool, Queues};
 
 /// READ requests are gathered into one system call up to this size.
 const MAX_HEAD_BYTES: usize = 32 << 10;
@@ -57,6 +58,8 @@ pub(super) enum Sent {
     Nothing,
     /// The kernel takes no more for now.
     Blocked,
+    /// What is to be sent next is still being copied from a device.
+    Waiting,
 }
 
 /// The payload of the frame that is being sent.
@@ -64,6 +67,42 @@ enum Body {
     None,
     Chunk { run: Arc<Run>, index: usize },
     Granted(Grant),
+    Staged(Staged),
+}
+
+/// A payload on a device: copied to the host before its frame begins, and while those before it are being sent.
+struct Staged {
+    source: Source,
+    out: Outbound,
+}
+
+enum Source {
+    /// A WRITE chunk of ours.
+    Chunk { run: Arc<Run>, index: usize },
+    /// The answer to a READ request.
+    Answer {
+        transfer: u64,
+        seq: u32,
+        bytes: u64,
+        grant: Grant,
+    },
+}
+
+impl Source {
+    fn spans(&self) -> &[Span] {
+        match self {
+            Self::Chunk { run, index } => run.plan.spans(run.plan.chunk(*index)),
+            Self::Answer { grant, .. } => &grant.spans,
+        }
+    }
+
+    /// Whether its memory must be let go, as [`Tx::let_go`] says.
+    fn is_hit(&self, is_hit: &mut impl FnMut(&Arc<Run>) -> bool, regions_too: bool) -> bool {
+        match self {
+            Self::Chunk { run, .. } => is_hit(run),
+            Self::Answer { grant, .. } => regions_too && grant.has_dead_memory(),
+        }
+    }
 }
 
 /// The frame (or the batch of small frames) that is being sent.
@@ -78,8 +117,12 @@ pub(super) struct Tx {
     /// Whether the last payload was an answer: the next is a chunk of our own, if there is one.
     answered: bool,
     closed: bool,
-    /// Runs whose local memory is gone, to be failed once no lock on the lane's work is held.
-    doomed: Vec<(Arc<Run>, MemId)>,
+    /// Runs that cannot go on, to be failed once no lock on the lane's work is held, with the chunk that had been
+    /// taken, if one had.
+    doomed: Vec<(Arc<Run>, Error, Option<usize>)>,
+    /// Payloads that come from a device, in the order in which they will be sent.
+    staged: VecDeque<Staged>,
+    queues: Queues,
 }
 
 impl Tx {
@@ -93,24 +136,46 @@ impl Tx {
             answered: false,
             closed: false,
             doomed: Vec::new(),
+            staged: VecDeque::new(),
+            queues: Queues::default(),
         }
     }
 
     /// Sends once: the rest of the current frame, or the next one.
-    pub(super) fn step(&mut self, lane: &Lane, connection: &Connection) -> io::Result<Sent> {
+    pub(super) fn step(&mut self, lane: &Lane, connection: &Arc<Connection>) -> io::Result<Sent> {
         if self.is_idle() {
             self.build(lane, connection);
-            for (run, id) in self.doomed.drain(..) {
-                connection.fail_run(&run, Error::RegionDeregistered(id));
+            for (run, error, taken) in self.doomed.drain(..) {
+                connection.fail_run(&run, error);
+                if let Some(index) = taken {
+                    lane.unload(&Flying {
+                        run: Arc::clone(&run),
+                        index,
+                    });
+                    connection.settle(&run);
+                }
             }
             if self.is_idle() {
-                return Ok(Sent::Nothing);
+                return Ok(if self.staged.is_empty() {
+                    Sent::Nothing
+                } else {
+                    Sent::Waiting
+                });
             }
         }
-        match self.send(&lane.stream) {
+        let ready = match &mut self.body {
+            // A frame that has begun cannot be taken back: without its bytes the connection ends.
+            Body::Staged(staged) => match staged.out.ready(&mut self.queues) {
+                Ok(None) if self.head_sent == self.head.len() => return Ok(Sent::Waiting),
+                Ok(ready) => ready,
+                Err(error) => return Err(io::Error::other(error)),
+            },
+            _ => None,
+        };
+        match self.send(&lane.stream, ready.as_slice()) {
             Ok(count) => {
                 lane.bytes_sent.fetch_add(count as u64, Ordering::Relaxed);
-                self.advance(count, lane);
+                self.advance(count, lane)?;
                 Ok(Sent::Some)
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Sent::Blocked),
@@ -123,11 +188,30 @@ impl Tx {
         self.head_sent == self.head.len() && self.body_left == 0
     }
 
+    /// Whether payloads are being copied from a device or wait for that.
+    pub(super) fn is_staging(&self) -> bool {
+        !self.staged.is_empty() || matches!(self.body, Body::Staged(_))
+    }
+
     /// Stops using the memory of the current frame if `is_hit`: what is not sent yet is copied, so
-    /// that the frame can still be completed.
+    /// that the frame can still be completed. The same for payloads that are being copied from a device.
     pub(super) fn let_go(&mut self, mut is_hit: impl FnMut(&Arc<Run>) -> bool, regions_too: bool) {
+        // A frame that has begun must be completed; what has not begun is given up.
+        if let Body::Staged(Staged { source, out }) = &mut self.body
+            && source.is_hit(&mut is_hit, regions_too)
+            && let Err(error) = out.let_go(source.spans(), &mut self.queues)
+        {
+            out.fail(error);
+        }
+        for Staged { source, out } in &mut self.staged {
+            if source.is_hit(&mut is_hit, regions_too) {
+                // Only that they are over counts.
+                let _ = out.wait(&mut self.queues);
+                out.fail(Error::Aborted);
+            }
+        }
         let hit = match &self.body {
-            Body::None => false,
+            Body::None | Body::Staged(_) => false,
             Body::Chunk { run, .. } => is_hit(run),
             Body::Granted(grant) => regions_too && grant.has_dead_memory(),
         };
@@ -146,49 +230,79 @@ impl Tx {
         }
     }
 
-    /// Gives up the current frame and refuses further ones.
-    pub(super) fn close(&mut self) {
+    /// Gives up the current frame and refuses further ones, after waiting for the copies that are under way. Returns
+    /// the chunks that had been taken and not begun to be sent.
+    pub(super) fn close(&mut self) -> Vec<Flying> {
         self.closed = true;
         self.head.clear();
         self.head_sent = 0;
-        self.body = Body::None;
         self.body_left = 0;
+        if let Body::Staged(mut staged) = std::mem::replace(&mut self.body, Body::None) {
+            // How they ended makes no difference any more.
+            let _ = staged.out.wait(&mut self.queues);
+        }
+        let mut taken = Vec::new();
+        for mut staged in self.staged.drain(..) {
+            let _ = staged.out.wait(&mut self.queues);
+            if let Source::Chunk { run, index } = staged.source {
+                taken.push(Flying { run, index });
+            }
+        }
+        taken
     }
 
+    /// The host memory of the current frame's payload.
     fn spans(&self) -> &[Span] {
         match &self.body {
-            Body::None => &[],
+            Body::None | Body::Staged(_) => &[],
             Body::Chunk { run, index } => run.plan.spans(run.plan.chunk(*index)),
             Body::Granted(grant) => &grant.spans,
         }
     }
 
-    fn send(&self, stream: &Stream) -> io::Result<usize> {
+    /// `staged` is what is ready of a payload that comes from a device.
+    fn send(&self, stream: &Stream, staged: &[Span]) -> io::Result<usize> {
+        let head = &self.head[self.head_sent..];
+        if !staged.is_empty() {
+            return stream.send(head, staged, Cursor::default());
+        }
         let body = if self.body_left > 0 {
             self.spans()
         } else {
             &[]
         };
-        stream.send(&self.head[self.head_sent..], body, self.cursor)
+        stream.send(head, body, self.cursor)
     }
 
-    fn advance(&mut self, count: usize, lane: &Lane) {
+    fn advance(&mut self, count: usize, lane: &Lane) -> io::Result<()> {
         let of_head = count.min(self.head.len() - self.head_sent);
         self.head_sent += of_head;
         let of_body = count - of_head;
         if of_body > 0 {
-            let mut cursor = self.cursor;
-            cursor.advance(self.spans(), of_body);
-            self.cursor = cursor;
+            if let Body::Staged(staged) = &mut self.body {
+                let spans = staged.source.spans();
+                let sent = staged.out.sent(of_body, spans, &mut self.queues);
+                sent.map_err(io::Error::other)?;
+            } else {
+                let mut cursor = self.cursor;
+                cursor.advance(self.spans(), of_body);
+                self.cursor = cursor;
+            }
             self.body_left -= of_body;
             lane.payload_sent
                 .fetch_add(of_body as u64, Ordering::Relaxed);
         }
-        if self.is_idle()
-            && let Body::Granted(grant) = std::mem::replace(&mut self.body, Body::None)
-        {
-            lane.work.lock().spare.push(grant);
+        if self.is_idle() {
+            match std::mem::replace(&mut self.body, Body::None) {
+                Body::Granted(grant)
+                | Body::Staged(Staged {
+                    source: Source::Answer { grant, .. },
+                    ..
+                }) => lane.work.lock().spare.push(grant),
+                _ => {}
+            }
         }
+        Ok(())
     }
 
     /// Gathers what is waiting: the acknowledgement, control frames, READ requests, and at most one
@@ -215,6 +329,10 @@ impl Tx {
             Header::new(Kind::Ack, landed).encode(&mut self.head);
             lane.acked.store(landed, Ordering::Release);
         }
+        self.stage_answers(&mut work, connection);
+        if self.add_staged(&mut work, lane, connection) {
+            return;
+        }
         let answer_first = !self.answered || work.runs.is_empty();
         if answer_first && self.add_response(&mut work, connection) {
             return;
@@ -222,11 +340,164 @@ impl Tx {
         if !self.add_chunks(&mut work, lane, connection) {
             self.add_response(&mut work, connection);
         }
+        drop(work);
+        self.start_copies(&connection.core.staging.pool);
+    }
+
+    /// Takes answers that come from a device out of the queue, in order, to have them copied ahead.
+    fn stage_answers(&mut self, work: &mut Work, connection: &Connection) {
+        while self.staged.len() < DEPTH {
+            let Some(Response {
+                outcome: Ok(grant), ..
+            }) = work.responses.front_mut()
+            else {
+                return;
+            };
+            let Some(device) = grant.device.clone() else {
+                return;
+            };
+            if grant.is_revoked(&connection.core.regions) {
+                // The refusal keeps its place.
+                return;
+            }
+            let Some(Response {
+                transfer,
+                seq,
+                bytes,
+                outcome: Ok(grant),
+            }) = work.responses.pop_front()
+            else {
+                return;
+            };
+            let out = Outbound::new(&device, bytes as usize);
+            self.staged.push_back(Staged {
+                source: Source::Answer {
+                    transfer,
+                    seq,
+                    bytes,
+                    grant,
+                },
+                out,
+            });
+        }
+    }
+
+    /// Starts as many copies from devices as there are slots for, in the order in which they will be sent.
+    fn start_copies(&mut self, pool: &Arc<Pool>) {
+        let mut slots: usize = self.staged.iter().map(|s| s.out.slots()).sum();
+        let mut index = 0;
+        while index < self.staged.len() && slots < DEPTH {
+            let Staged { source, out } = &mut self.staged[index];
+            if !out.is_unstarted() {
+                index += 1;
+                continue;
+            }
+            match out.start(source.spans(), &mut self.queues, pool) {
+                Ok(true) => slots += 1,
+                // Worth another look later.
+                Ok(false) => return,
+                Err(error) => {
+                    out.fail(error);
+                    index += 1;
+                }
+            }
+        }
+    }
+
+    /// Begins the frame of the oldest payload from a device if its first bytes are there; says whether it did.
+    fn add_staged(&mut self, work: &mut Work, lane: &Lane, connection: &Connection) -> bool {
+        while let Some(staged) = self.staged.front_mut() {
+            let ready = staged.out.ready(&mut self.queues);
+            if let Ok(None) = ready {
+                return false;
+            }
+            let Some(staged) = self.staged.pop_front() else {
+                return false;
+            };
+            match ready {
+                Ok(_) => {
+                    self.begin_staged(staged, lane);
+                    self.start_copies(&connection.core.staging.pool);
+                    return true;
+                }
+                Err(error) => self.drop_staged(staged, error, work),
+            }
+        }
+        false
+    }
+
+    fn begin_staged(&mut self, staged: Staged, lane: &Lane) {
+        match &staged.source {
+            Source::Chunk { run, index } => {
+                self.body_left = run.plan.chunk(*index).bytes;
+                self.answered = false;
+                let flying = Flying {
+                    run: Arc::clone(run),
+                    index: *index,
+                };
+                lane.in_flight.lock().writes.push_back(flying);
+                self.encode_chunk(run, *index);
+            }
+            Source::Answer {
+                transfer,
+                seq,
+                bytes,
+                ..
+            } => {
+                self.body_left = *bytes as usize;
+                self.answered = true;
+                encode_answer(&mut self.head, *transfer, *seq, *bytes);
+            }
+        }
+        self.body = Body::Staged(staged);
+    }
+
+    /// A device failed before the frame of its payload had begun.
+    fn drop_staged(&mut self, mut staged: Staged, error: Error, work: &mut Work) {
+        // A slot must not be used again while a copy may still write to it.
+        let _ = staged.out.wait(&mut self.queues);
+        match staged.source {
+            Source::Chunk { run, index } => {
+                let error = match run.plan.revoked() {
+                    Some(memory) => Error::RegionDeregistered(memory.id),
+                    None => error,
+                };
+                self.doomed.push((run, error, Some(index)));
+            }
+            Source::Answer {
+                transfer,
+                seq,
+                grant,
+                ..
+            } => {
+                let refusal = if grant.has_dead_memory() {
+                    Refusal::Revoked
+                } else {
+                    tracing::warn!(%error, "a device failed, a peer's READ is refused");
+                    Refusal::Device
+                };
+                encode_error(&mut self.head, Kind::ReadError, transfer, seq, refusal);
+                work.spare.push(grant);
+            }
+        }
     }
 
     /// Adds answers until one has a payload; says whether one has.
     fn add_response(&mut self, work: &mut Work, connection: &Connection) -> bool {
+        // Answers go out in the order of the requests: none overtakes one that is being copied from a device, and one
+        // that is yet to be copied goes that way too.
+        let is_ahead = |s: &Staged| matches!(s.source, Source::Answer { .. });
+        if self.staged.iter().any(is_ahead) {
+            return false;
+        }
         while let Some(response) = work.responses.pop_front() {
+            if let Ok(grant) = &response.outcome
+                && grant.device.is_some()
+                && !grant.has_dead_memory()
+            {
+                work.responses.push_front(response);
+                return false;
+            }
             let Response {
                 transfer,
                 seq,
@@ -243,12 +514,7 @@ impl Tx {
             });
             match outcome {
                 Ok(grant) => {
-                    let header = Header {
-                        seq,
-                        payload: bytes,
-                        ..Header::new(Kind::Data, transfer)
-                    };
-                    header.encode(&mut self.head);
+                    encode_answer(&mut self.head, transfer, seq, bytes);
                     self.body = Body::Granted(grant);
                     self.body_left = bytes as usize;
                     self.answered = true;
@@ -271,8 +537,14 @@ impl Tx {
                 break;
             };
             if let Some(memory) = run.plan.revoked() {
-                let id = memory.id;
-                self.doomed.push((run, id));
+                let error = Error::RegionDeregistered(memory.id);
+                self.doomed.push((run, error, None));
+                continue;
+            }
+            let is_staged = run.plan.op == Op::Write && run.plan.has_device();
+            if is_staged && self.staged.len() >= DEPTH {
+                idle_runs += 1;
+                work.runs.push_back(run);
                 continue;
             }
             let mut in_flight = lane.in_flight.lock();
@@ -286,7 +558,8 @@ impl Tx {
                 Op::Write => connection.window,
             };
             let mine = queue.iter().filter(|f| Arc::ptr_eq(&f.run, &run)).count();
-            if queue.len() >= connection.window || mine >= share {
+            let ahead = if is_staged { self.staged.len() } else { 0 };
+            if queue.len() + ahead >= connection.window || mine >= share {
                 idle_runs += 1;
                 work.runs.push_back(run);
                 continue;
@@ -294,37 +567,25 @@ impl Tx {
             let Some(index) = run.take() else { continue };
             idle_runs = 0;
             let chunk = run.plan.chunk(index);
+            lane.load.fetch_add(chunk.bytes, Ordering::Relaxed);
+            if run.plan.op == Op::Write
+                && let Some(device) = run.plan.device(chunk)
+            {
+                drop(in_flight);
+                let out = Outbound::new(device, chunk.bytes);
+                if run.has_more() {
+                    work.runs.push_back(Arc::clone(&run));
+                }
+                let source = Source::Chunk { run, index };
+                self.staged.push_back(Staged { source, out });
+                continue;
+            }
             queue.push_back(Flying {
                 run: Arc::clone(&run),
                 index,
             });
             drop(in_flight);
-            lane.load.fetch_add(chunk.bytes, Ordering::Relaxed);
-            let message = match &run.after {
-                // Once it is on its way the run cannot be aborted; if it was, it goes without.
-                After::Notify(message) if run.rides_along(message) && run.completion.commit() => {
-                    Some(message)
-                }
-                _ => None,
-            };
-            let kind = match run.plan.op {
-                Op::Read => Kind::Read,
-                Op::Write => Kind::Write,
-            };
-            let header = Header {
-                flags: if message.is_some() { FLAG_NOTIFY } else { 0 },
-                regions: chunk.regions,
-                entries: chunk.entries,
-                seq: index as u32,
-                extra: message.map_or(0, |m| m.len() as u32),
-                payload: chunk.bytes as u64,
-                ..Header::new(kind, run.id)
-            };
-            header.encode(&mut self.head);
-            self.head.extend_from_slice(run.plan.table(chunk));
-            if let Some(message) = message {
-                self.head.extend_from_slice(message);
-            }
+            self.encode_chunk(&run, index);
             let bytes = chunk.bytes;
             let op = run.plan.op;
             if run.has_more() {
@@ -339,6 +600,36 @@ impl Tx {
         }
         false
     }
+
+    /// Appends the start of a chunk's frame: a request, or what goes before the bytes.
+    fn encode_chunk(&mut self, run: &Run, index: usize) {
+        let chunk = run.plan.chunk(index);
+        let message = match &run.after {
+            // Once it is on its way the run cannot be aborted; if it was, it goes without.
+            After::Notify(message) if run.rides_along(message) && run.completion.commit() => {
+                Some(message)
+            }
+            _ => None,
+        };
+        let kind = match run.plan.op {
+            Op::Read => Kind::Read,
+            Op::Write => Kind::Write,
+        };
+        let header = Header {
+            flags: if message.is_some() { FLAG_NOTIFY } else { 0 },
+            regions: chunk.regions,
+            entries: chunk.entries,
+            seq: index as u32,
+            extra: message.map_or(0, |m| m.len() as u32),
+            payload: chunk.bytes as u64,
+            ..Header::new(kind, run.id)
+        };
+        header.encode(&mut self.head);
+        self.head.extend_from_slice(run.plan.table(chunk));
+        if let Some(message) = message {
+            self.head.extend_from_slice(message);
+        }
+    }
 }
 
 impl Run {
@@ -351,6 +642,15 @@ impl Run {
     pub(super) fn rides_along(&self, message: &[u8]) -> bool {
         self.plan.op == Op::Write && self.plan.len() == 1 && message.len() <= MAX_EXTRA_BYTES
     }
+}
+
+fn encode_answer(out: &mut Vec<u8>, transfer: u64, seq: u32, bytes: u64) {
+    let header = Header {
+        seq,
+        payload: bytes,
+        ..Header::new(Kind::Data, transfer)
+    };
+    header.encode(out);
 }
 
 pub(super) fn encode_error(

@@ -1,0 +1,110 @@
+//! Memory that sockets cannot reach (a GPU's) on its way through pinned host memory.
+//!
+//! Sending: the device copies a chunk into a slot while the slot before it is being sent ([`Outbound`]).
+//! Receiving: the socket fills a slot, the device copies it on while the next one is being filled
+//! ([`Inbound`]). Scattered pieces are gathered and scattered by the device. Nobody waits for a copy: whoever drives a
+//! lane looks whether it is over.
+//!
+//! Slots come from one [`Pool`] a session and have one size, whatever the size of the chunk: a large chunk
+//! passes through in parts.
+
+mod inbound;
+mod outbound;
+mod pool;
+mod queues;
+
+use std::sync::Arc;
+
+use tcpx_cuda::{Device, StandIn};
+use tcpx_net::Span;
+
+pub(crate) use self::inbound::Inbound;
+pub(crate) use self::outbound::Outbound;
+pub(crate) use self::pool::{Direction, Pool, Slot};
+pub(crate) use self::queues::Queues;
+use crate::config::{Config, StagingKind};
+use crate::error::Error;
+use crate::region::MemoryKind;
+
+/// Slots that each half of a lane holds at most: one at the socket, one at the device, and two so that neither waits
+/// for the other.
+pub(crate) const DEPTH: usize = 4;
+
+/// Larger slots gain nothing and leave the cache.
+const MAX_SLOT_BYTES: usize = 1 << 20;
+
+/// What a session needs to move memory of devices.
+pub(crate) struct Staging {
+    pub(crate) pool: Arc<Pool>,
+    /// Stands for the device of host memory, where that is staged too.
+    host: Option<Arc<dyn Device>>,
+    /// Slots that are made with the first region on a device, so that no transfer waits for them.
+    first_slots: usize,
+}
+
+impl Staging {
+    pub(crate) fn new(config: &Config) -> Self {
+        let slot_bytes = config.chunk_bytes().min(MAX_SLOT_BYTES);
+        let host = match config.staging() {
+            StagingKind::Auto => None,
+            StagingKind::Always => Some(Arc::new(StandIn::new(1)) as Arc<dyn Device>),
+        };
+        Self {
+            pool: Pool::new(slot_bytes, config.staging_bytes()),
+            host,
+            first_slots: 2 * DEPTH * config.lanes(),
+        }
+    }
+
+    /// The device that memory lies on, if sockets cannot reach it. `claimed` is what the caller takes the memory for;
+    /// what the driver says counts more.
+    pub(crate) fn device_of(
+        &self,
+        span: Span,
+        claimed: MemoryKind,
+    ) -> Result<Option<Arc<dyn Device>>, Error> {
+        let mut found = tcpx_cuda::locate(span.address(), span.len())?;
+        if let (None, MemoryKind::Cuda { device }) = (&found, claimed) {
+            // Whoever never used CUDA in this process cannot have memory of a device; say what is missing.
+            tcpx_cuda::device(device)?;
+            found = tcpx_cuda::locate(span.address(), span.len())?;
+            if found.is_none() {
+                return Err(Error::NotOnDevice {
+                    address: span.address(),
+                    device,
+                });
+            }
+        }
+        match found {
+            Some(device) => {
+                self.prepare(device.as_ref())?;
+                Ok(Some(device))
+            }
+            None => Ok(self.host.clone()),
+        }
+    }
+
+    /// A slot for a copy that somebody waits for: of the pool if it fits, else of its own.
+    pub(crate) fn slot(&self, device: &dyn Device, len: usize) -> Result<Slot, Error> {
+        if let Some(slot) = self.pool.take(device, Direction::Out)?
+            && slot.len() >= len
+        {
+            return Ok(slot);
+        }
+        Slot::own(device, len)
+    }
+
+    /// Whether this stands for the device of host memory.
+    pub(crate) fn is_host(&self, device: &dyn Device) -> bool {
+        self.host.as_ref().is_some_and(|host| host.is_same(device))
+    }
+
+    /// Does what would make the first transfer slow: loads the device's kernels, makes the first slots.
+    fn prepare(&self, device: &dyn Device) -> Result<(), Error> {
+        if self.pool.is_empty() {
+            drop(device.queue()?);
+            self.pool.grow(device, self.first_slots)?;
+        }
+        Ok(())
+    }
+}

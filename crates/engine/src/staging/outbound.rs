@@ -1,0 +1,152 @@
+//! A chunk on its way from a device to a socket.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use tcpx_cuda::Device;
+use tcpx_net::{Cursor, Span};
+
+use super::pool::{Direction, Pool, Slot};
+use super::queues::{Copy, Queues};
+use crate::error::Error;
+
+/// A chunk that is copied out of a device's memory, part by part, and sent part by part. The chunk's spans are
+/// handed in each time: whoever owns this also owns them.
+pub(crate) struct Outbound {
+    device: Arc<dyn Device>,
+    /// Up to where copies have been started.
+    at: Cursor,
+    /// Bytes after that.
+    unstarted: usize,
+    /// Oldest first; only the last may be shorter than its slot.
+    parts: VecDeque<Part>,
+    failed: Option<Error>,
+}
+
+struct Part {
+    slot: Slot,
+    // sent ≤ len ≤ slot.len()
+    len: usize,
+    sent: usize,
+    copy: Copy,
+    is_over: bool,
+}
+
+impl Outbound {
+    pub(crate) fn new(device: &Arc<dyn Device>, bytes: usize) -> Self {
+        Self {
+            device: Arc::clone(device),
+            at: Cursor::default(),
+            unstarted: bytes,
+            parts: VecDeque::new(),
+            failed: None,
+        }
+    }
+
+    /// Slots that it holds.
+    pub(crate) fn slots(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Whether some of the chunk is still only on the device.
+    pub(crate) fn is_unstarted(&self) -> bool {
+        self.unstarted > 0
+    }
+
+    /// Starts the copy of one more part; false when there is no slot for it now.
+    pub(crate) fn start(
+        &mut self,
+        spans: &[Span],
+        queues: &mut Queues,
+        pool: &Arc<Pool>,
+    ) -> Result<bool, Error> {
+        let Some(slot) = pool.take(self.device.as_ref(), Direction::Out)? else {
+            return Ok(false);
+        };
+        self.start_in(slot, spans, queues)?;
+        Ok(true)
+    }
+
+    fn start_in(&mut self, slot: Slot, spans: &[Span], queues: &mut Queues) -> Result<(), Error> {
+        let len = self.unstarted.min(slot.len());
+        let copy = queues.gather(self.device.as_ref(), spans, self.at, &slot, len)?;
+        self.at.advance(spans, len);
+        self.unstarted -= len;
+        self.parts.push_back(Part {
+            slot,
+            len,
+            sent: 0,
+            copy,
+            is_over: false,
+        });
+        Ok(())
+    }
+
+    /// A copy could not be started: [`Outbound::ready`] says why.
+    pub(crate) fn fail(&mut self, error: Error) {
+        self.failed = Some(error);
+    }
+
+    /// What can be sent now; nothing while its copy is under way.
+    pub(crate) fn ready(&mut self, queues: &mut Queues) -> Result<Option<Span>, Error> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let Some(part) = self.parts.front_mut() else {
+            return Ok(None);
+        };
+        if !part.is_over {
+            part.is_over = queues.is_done(part.copy)?;
+        }
+        // SAFETY: the slot is ours until the part is dropped, and no copy writes to it any more.
+        let whole = unsafe { Span::new(part.slot.address(), part.len) };
+        Ok(part
+            .is_over
+            .then(|| whole.slice(part.sent, part.len - part.sent))
+            .flatten())
+    }
+
+    /// Counts bytes of [`Outbound::ready`] as sent. A slot that is empty takes the next part at once, so that a
+    /// chunk whose sending has begun never waits for slots that others hold.
+    pub(crate) fn sent(
+        &mut self,
+        count: usize,
+        spans: &[Span],
+        queues: &mut Queues,
+    ) -> Result<(), Error> {
+        let Some(part) = self.parts.front_mut() else {
+            return Ok(());
+        };
+        part.sent += count;
+        if part.sent < part.len {
+            return Ok(());
+        }
+        match self.parts.pop_front() {
+            Some(part) if self.unstarted > 0 => self.start_in(part.slot, spans, queues),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the chunk independent of the device's memory: waits for the copies that were started, and copies what is
+    /// left into a slot of its own.
+    pub(crate) fn let_go(&mut self, spans: &[Span], queues: &mut Queues) -> Result<(), Error> {
+        if self.unstarted > 0 {
+            let slot = Slot::own(self.device.as_ref(), self.unstarted)?;
+            self.start_in(slot, spans, queues)?;
+        }
+        self.wait(queues)
+    }
+
+    /// Waits until no copy uses a slot: before this is dropped with parts that were not sent.
+    pub(crate) fn wait(&mut self, queues: &mut Queues) -> Result<(), Error> {
+        let mut result = Ok(());
+        for part in &mut self.parts {
+            if !part.is_over {
+                let waited = queues.wait(part.copy);
+                part.is_over = true;
+                result = result.and(waited);
+            }
+        }
+        result
+    }
+}

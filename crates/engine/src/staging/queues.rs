@@ -1,0 +1,164 @@
+//! The copy queues of one half of a lane.
+
+use tcpx_cuda::{Device, Queue, Range, Ticket};
+use tcpx_net::{Cursor, Span};
+
+use super::pool::Slot;
+use crate::error::Error;
+
+/// One queue for each device that a half of a lane has met; mostly one.
+#[derive(Default)]
+pub(crate) struct Queues {
+    queues: Vec<Made>,
+    made: u64,
+    ranges: Vec<Range>,
+}
+
+struct Made {
+    serial: u64,
+    device: usize,
+    queue: Box<dyn Queue>,
+}
+
+/// A copy that was started.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Copy {
+    /// Not the device: a queue that failed is replaced, and the new one counts anew.
+    queue: u64,
+    ticket: Ticket,
+}
+
+impl Queues {
+    /// Starts copying `len` bytes of a device's memory, from where `cursor` stands in `spans`, to the slot.
+    pub(crate) fn gather(
+        &mut self,
+        device: &dyn Device,
+        spans: &[Span],
+        cursor: Cursor,
+        slot: &Slot,
+        len: usize,
+    ) -> Result<Copy, Error> {
+        let to = slot.address();
+        // SAFETY: the spans are registered memory of the device, which stays valid until whoever revokes it has
+        // waited for this copy; the slot has room for `len` and is not given back before the copy is over.
+        self.start(device, spans, cursor, len, |queue, from| unsafe {
+            queue.gather(from, to)
+        })
+    }
+
+    /// Starts copying `len` bytes from the slot to a device's memory, from where `cursor` stands in `spans`.
+    pub(crate) fn scatter(
+        &mut self,
+        device: &dyn Device,
+        spans: &[Span],
+        cursor: Cursor,
+        slot: &Slot,
+        len: usize,
+    ) -> Result<Copy, Error> {
+        let from = slot.address();
+        // SAFETY: as in `gather`.
+        self.start(device, spans, cursor, len, |queue, to| unsafe {
+            queue.scatter(from, to)
+        })
+    }
+
+    /// Starts copying within a device.
+    pub(crate) fn copy(
+        &mut self,
+        device: &dyn Device,
+        from: &[Span],
+        to: &[Span],
+    ) -> Result<Copy, Error> {
+        let len = from.iter().map(Span::len).sum();
+        let to: Vec<_> = to.iter().map(range).collect();
+        // SAFETY: as in `gather`, for both lists; the caller keeps them valid.
+        self.start(device, from, Cursor::default(), len, |queue, from| unsafe {
+            queue.copy(from, &to)
+        })
+    }
+
+    /// Whether a copy is over.
+    pub(crate) fn is_done(&mut self, copy: Copy) -> Result<bool, Error> {
+        self.ask(copy, |queue, ticket| queue.is_done(ticket))
+    }
+
+    /// Waits until a copy is over, one way or the other.
+    pub(crate) fn wait(&mut self, copy: Copy) -> Result<(), Error> {
+        self.ask(copy, |queue, ticket| queue.wait(ticket))
+    }
+
+    fn start(
+        &mut self,
+        device: &dyn Device,
+        spans: &[Span],
+        cursor: Cursor,
+        len: usize,
+        start: impl Fn(&mut dyn Queue, &[Range]) -> Result<Ticket, tcpx_cuda::Error>,
+    ) -> Result<Copy, Error> {
+        self.ranges.clear();
+        let mut left = len;
+        for span in cursor.rest(spans) {
+            if left == 0 {
+                break;
+            }
+            let len = span.len().min(left);
+            self.ranges.push(Range {
+                address: span.address(),
+                len,
+            });
+            left -= len;
+        }
+        let identity = device.identity();
+        let at = match self.queues.iter().position(|q| q.device == identity) {
+            Some(at) => at,
+            None => {
+                self.made += 1;
+                self.queues.push(Made {
+                    serial: self.made,
+                    device: identity,
+                    queue: device.queue()?,
+                });
+                self.queues.len() - 1
+            }
+        };
+        let made = &mut self.queues[at];
+        let serial = made.serial;
+        match start(made.queue.as_mut(), &self.ranges) {
+            Ok(ticket) => Ok(Copy {
+                queue: serial,
+                ticket,
+            }),
+            Err(error) => {
+                self.fail(serial);
+                Err(error.into())
+            }
+        }
+    }
+
+    fn ask<T>(
+        &mut self,
+        copy: Copy,
+        ask: impl FnOnce(&mut dyn Queue, Ticket) -> Result<T, tcpx_cuda::Error>,
+    ) -> Result<T, Error> {
+        let made = self.queues.iter_mut().find(|q| q.serial == copy.queue);
+        let Some(made) = made else {
+            return Err(Error::DeviceLost);
+        };
+        ask(made.queue.as_mut(), copy.ticket).map_err(|error| {
+            self.fail(copy.queue);
+            error.into()
+        })
+    }
+
+    /// A failed queue is of no use; dropping it waits until nothing of it runs any more.
+    fn fail(&mut self, serial: u64) {
+        self.queues.retain(|q| q.serial != serial);
+    }
+}
+
+fn range(span: &Span) -> Range {
+    Range {
+        address: span.address(),
+        len: span.len(),
+    }
+}

@@ -173,12 +173,15 @@ nixl::Status Engine::registerMem(const nixl::BlobDesc &mem, const nixl::Mem &typ
                                  nixl::BackendMD *&out)
 {
     return guarded([&] {
-        if (type != nixl::DRAM) {
+        if (type != nixl::DRAM && type != nixl::VRAM) {
             return nixl::NOT_SUPPORTED;
         }
+        const bool on_gpu = type == nixl::VRAM;
         Region region;
-        const auto result = tcpx_session_register(session_.get(), reinterpret_cast<void *>(mem.addr),
-                                                  mem.len, TCPX_MEMORY_HOST, 0, tcpx::out(region));
+        const auto result = tcpx_session_register(
+            session_.get(), reinterpret_cast<void *>(mem.addr), mem.len,
+            on_gpu ? TCPX_MEMORY_CUDA : TCPX_MEMORY_HOST,
+            on_gpu ? static_cast<std::uint32_t>(mem.devId) : 0, tcpx::out(region));
         if (result == TCPX_OK) {
             out = new LocalMD(std::move(region));
         }

@@ -23,7 +23,7 @@ public:
 
     // The settings, with the values that they have when nothing is said.
     static nixl::Params options();
-    static nixl::MemList memories() { return {nixl::DRAM}; }
+    static nixl::MemList memories() { return {nixl::DRAM, nixl::VRAM}; }
 
     bool supportsRemote() const override { return true; }
     bool supportsLocal() const override { return true; }

@@ -22,6 +22,7 @@ using Op = nixl_xfer_op_t;
 using Status = nixl_status_t;
 using Cost = nixl_cost_t;
 inline constexpr Mem DRAM = DRAM_SEG;
+inline constexpr Mem VRAM = VRAM_SEG;
 inline constexpr Op READ = NIXL_READ;
 inline constexpr Status IN_PROG = NIXL_IN_PROG;
 inline constexpr Status SUCCESS = NIXL_SUCCESS;

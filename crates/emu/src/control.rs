@@ -15,8 +15,6 @@ pub(crate) struct ControlSocket {
     buffer: [u8; BATCH * RECORD_BYTES],
     start: usize,
     end: usize,
-    /// The stream has ended: with this reason, for good.
-    ended: Option<&'static str>,
 }
 
 impl ControlSocket {
@@ -26,7 +24,6 @@ impl ControlSocket {
             buffer: [0; BATCH * RECORD_BYTES],
             start: 0,
             end: 0,
-            ended: None,
         }
     }
 
@@ -50,9 +47,6 @@ impl ControlSocket {
     }
 
     fn fill(&mut self, context: &Context) -> Result<(), Error> {
-        if let Some(what) = self.ended {
-            return Err(context.lost(what));
-        }
         self.buffer.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
         let what = match self.socket.receive(&mut self.buffer[self.end..]) {
@@ -64,7 +58,6 @@ impl ControlSocket {
             Ok(Progress::Closed) => "it was closed while a receive waits",
             Err(_) => "it was reset while a receive waits",
         };
-        self.ended = Some(what);
         Err(context.lost(what))
     }
 }

@@ -3,13 +3,13 @@
 
 use std::collections::VecDeque;
 
-use crate::emulator::Emulator;
 use crate::error::Error;
 use crate::fragment::{self, Situation};
 use crate::log::info;
 use crate::pages::PAGE;
 use crate::receive::Unpack;
 use crate::ring::{ENTRIES, Entry};
+use crate::settings::Settings;
 use crate::slot::Slot;
 use crate::socket::{Progress, Socket};
 
@@ -115,20 +115,15 @@ impl DataSocket {
     /// is none: then nothing is read, and the sender is held back by TCP.
     pub(crate) fn lay_out(
         &mut self,
-        emulator: &Emulator,
+        settings: &Settings,
         unpack: &Unpack,
         slot: &mut Slot,
         total: u32,
-        ahead: bool,
     ) -> Result<bool, Error> {
         let Some(chunk) = self.current() else {
             return Ok(false);
         };
         let pool = &unpack.pool;
-        // The oldest receive has to be able to finish: others leave it half of the pool.
-        if ahead && pool.free() <= pool.total() / 2 {
-            return Ok(false);
-        }
         let before = self.laid_out;
         while self.laid_out < chunk.size {
             let first = self.pages.len();
@@ -139,7 +134,7 @@ impl DataSocket {
             if self.pages.len() == first {
                 break;
             }
-            self.fill_pages(emulator, unpack, slot, total, chunk, first)?;
+            self.fill_pages(settings, unpack, slot, total, chunk, first)?;
         }
         if self.laid_out == before && !slot.told_empty {
             slot.told_empty = true;
@@ -151,14 +146,13 @@ impl DataSocket {
     /// Makes one fragment for each page from `first` on.
     fn fill_pages(
         &mut self,
-        emulator: &Emulator,
+        settings: &Settings,
         unpack: &Unpack,
         slot: &mut Slot,
         total: u32,
         chunk: Chunk,
         first: usize,
     ) -> Result<(), Error> {
-        let settings = &emulator.settings;
         for &page in &self.pages[first..] {
             if slot.planned_entries == ENTRIES {
                 if settings.exit_on_overflow {

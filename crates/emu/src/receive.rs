@@ -253,22 +253,20 @@ impl ReceiveComm {
         if let Some(unpack) = &self.unpack {
             request.unpack_slot.mem = unpack.ring.entries(k);
             request.unpack_slot.cnt = unpack.ring.count(k);
-            
+            unpack.ring.publish(k, 0);
         }
         Ok(())
     }
 
     fn read(&mut self, index: usize, oldest: u64) -> Result<Read, Error> {
         let socket = &mut self.sockets[index];
-        let Some(chunk) = socket.current() else {
+        // Pages go to the oldest receive only: if later ones took some, a pool that is large enough for
+        // one message could still be too small for it.
+        let Some(chunk) = socket.current().filter(|chunk| chunk.receive == oldest) else {
             return Ok(Read::Drained);
         };
-        let loss = self
-            .context
-            .emulator
-            .settings
-            .data_loss_after
-            .filter(|_| index == 0);
+        let settings = &self.context.emulator.settings;
+        let loss = settings.data_loss_after.filter(|_| index == 0);
         let (k, offset) = (chunk.receive, chunk.offset);
         let slots = self.slots.len() as u64;
         let slot = &mut self.slots[(k % slots) as usize];
@@ -279,9 +277,7 @@ impl ReceiveComm {
                 // SAFETY: the posted buffer has room for `total` (checked in `begin`).
                 None => socket.land_at(unsafe { request.data.add(offset as usize) }),
                 Some(unpack) => {
-                    let ahead = k != oldest;
-                    let total = request.size;
-                    if !socket.lay_out(self.context.emulator, unpack, slot, total, ahead)? {
+                    if !socket.lay_out(settings, unpack, slot, request.size)? {
                         self.context.counts.stalls += 1;
                         return Ok(Read::Drained);
                     }

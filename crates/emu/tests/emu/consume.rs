@@ -176,3 +176,44 @@ isolated! {
         assert_eq!(count_before_the_first_record(), 2);
     }
 }
+
+isolated! {
+    fn the_first_record_clears_a_stale_count(STALE_CNT = "1", PAGES = "2") {
+        let mut pair = Pair::new();
+        let (mut source, target) = (pair.source(16384), pair.target(16384));
+        for _ in 0..16 {
+            pair.exchange(&mut source, &target, 8192);
+        }
+        // Four pages are needed and two exist: the receive begins and cannot end.
+        let (recv, send) = (pair.irecv(&target, 16384), pair.isend(&source, 16384));
+        assert_eq!(pair.entries(16).len(), 2);
+        until("the send", || pair.test(send).unwrap());
+        until("the first record", || {
+            assert_eq!(pair.test(recv), Ok(false));
+            pair.plugin.counters(pair.recv).stalls > 0
+        });
+        assert!(pair.entries(16).is_empty());
+        pair.close();
+    }
+}
+
+isolated! {
+    fn a_message_may_fill_the_whole_pool(PAGES = "4", NSOCKS = "4", CHUNK = "4096") {
+        let mut pair = Pair::new();
+        let (mut source, target) = (pair.source(16384), pair.target(16384));
+        let message = pattern(0, 16384);
+        source.buffer.bytes().copy_from_slice(&message);
+        // All have arrived when the first one is looked at: they must not take its pages.
+        let sends = [(); 3].map(|()| pair.isend(&source, 16384));
+        for send in sends {
+            until("the send", || pair.test(send).unwrap());
+        }
+        let recvs = [(); 3].map(|()| pair.irecv(&target, 16384));
+        for recv in recvs {
+            until("the receive", || pair.test(recv).unwrap());
+            assert!(pair.unpack() == message);
+            assert_eq!(pair.consume(recv), 0);
+        }
+        pair.close();
+    }
+}

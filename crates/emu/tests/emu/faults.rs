@@ -3,6 +3,8 @@
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
+use nccl_net_tcpx_emu::request::Request as Layout;
+
 use crate::harness::{Pair, Plugin, Registered, logger, net, pattern, until, warned};
 
 isolated! {
@@ -68,6 +70,9 @@ isolated! {
         let (recv, send) = (pair.irecv(&target, 4097), pair.isend(&source, 4097));
         pair.finish(send, recv);
         assert!(pair.unpack() == message[..4096]);
+        // SAFETY: a request of this plugin, done and not consumed.
+        assert_eq!(unsafe { (*recv.cast::<Layout>()).size }, 4096);
+        assert!(warned("one byte short"));
         assert_eq!(pair.consume(recv), 0);
         pair.exchange(&mut source, &target, 8192);
         let counters = pair.plugin.counters(pair.recv);

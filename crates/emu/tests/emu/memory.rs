@@ -55,7 +55,14 @@ isolated! {
         assert_eq!(pair.try_isend(&none, 16), Err(3), "none");
         assert_eq!(pair.try_irecv(&none, 16), Err(3), "none");
         assert_eq!(pair.try_isend(&source, usize::MAX), Err(3), "negative");
-        assert_eq!(pair.plugin.counters(null_mut()).violations, 6);
+        let mut inner = null_mut();
+        let second_page = source.buffer.at(4096);
+        assert_eq!(net!(pair.plugin.v7, reg_mr(pair.send, second_page, 4096, CUDA, &raw mut inner)), 0);
+        let (data, mut request) = (source.buffer.at(4095), null_mut());
+        let before = net!(pair.plugin.v7, isend(pair.send, data, 2, 0, inner, &raw mut request));
+        assert_eq!(before, 3, "before the start");
+        assert_eq!(net!(pair.plugin.v7, dereg_mr(pair.send, inner)), 0);
+        assert_eq!(pair.plugin.counters(null_mut()).violations, 7);
         for (comm, registered) in [(pair.send, source), (pair.recv, target)] {
             assert_eq!(net!(pair.plugin.v7, dereg_mr(comm, registered.mhandle)), 0);
         }

@@ -24,7 +24,5 @@ use pyo3::prelude::*;
 fn _tcpx(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     native::add_to(module)?;
-    let p2p = PyModule::new(module.py(), "p2p")?;
-    p2p::add_to(&p2p)?;
-    module.add_submodule(&p2p)
+    p2p::add_to(module)
 }

@@ -7,12 +7,7 @@ metadata this process has passed to `Endpoint.parse_metadata`.
 
 import enum
 
-from tcpx._tcpx import p2p as _p2p
-
-Endpoint = _p2p.Endpoint
-XferDesc = _p2p.XferDesc
-XferHandle = _p2p.XferHandle
-get_oob_ip = _p2p.get_oob_ip
+from tcpx._tcpx import Endpoint, XferDesc, XferHandle, get_oob_ip
 
 
 class FloatType(enum.Enum):

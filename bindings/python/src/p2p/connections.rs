@@ -15,6 +15,9 @@ use tcpx::{Error, ErrorKind, Notification, Peer, Session};
 /// First bytes of the notification.
 const HELLO: &[u8; 8] = b"p2phello";
 
+/// How long to wait until a peer has heard of a connection.
+const ANSWER: Duration = Duration::from_secs(1);
+
 /// How a connection was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Way {
@@ -110,6 +113,9 @@ impl Connections {
             bdf: bdf.to_owned(),
         };
         session.notify(&peer, &hello.encode())?;
+        // The answer comes behind it: whoever ends right after connecting has been heard. One who does not answer has
+        // gone, which the first transfer will tell.
+        let _ = peer.round_trip(0, ANSWER);
         // The lowest bit says whether the sender made the connection.
         let connection = Connection {
             peer,

@@ -239,9 +239,11 @@ impl Endpoint {
         let opened = || -> Result<u64, Ended> {
             let peer = self.session.add_peer(&peer.info).map_err(Ended::Engine)?;
             self.reach(py, &peer)?;
-            self.connections
-                .open(&self.session, peer, way, self.gpu, &self.bdf)
-                .map_err(Ended::Engine)
+            py.detach(|| {
+                self.connections
+                    .open(&self.session, peer, way, self.gpu, &self.bdf)
+            })
+            .map_err(Ended::Engine)
         };
         match opened() {
             Ok(id) => Ok((true, id)),

@@ -65,11 +65,18 @@ impl Registry {
 
     /// Ends a registration; says whether there was one.
     pub(super) fn remove(&self, id: u64) -> bool {
-        let mut inner = self.inner.lock();
-        let Some(memory) = inner.by_id.remove(&id) else {
-            return false;
+        let (memory, last) = {
+            let mut inner = self.inner.lock();
+            let Some(memory) = inner.by_id.remove(&id) else {
+                return false;
+            };
+            let last = inner.release(&memory);
+            (memory, last)
         };
-        inner.release(&memory);
+        if last {
+            // Without the lock: this waits for whoever uses the memory. It fails only where it has ended.
+            let _ = memory.region.deregister();
+        }
         true
     }
 
@@ -85,7 +92,10 @@ impl Registry {
 
 impl Inner {
     fn memory(&mut self, session: &Session, address: u64, len: u64) -> Result<Arc<Memory>, Error> {
-        if let Some(found) = self.covering(address, len) {
+        // Nothing at all is not inside of anything: the engine says what is wrong with it.
+        if len > 0
+            && let Some(found) = self.covering(address, len)
+        {
             return Ok(found);
         }
         let pointer = address as usize as *mut u8;
@@ -112,9 +122,10 @@ impl Inner {
             .cloned()
     }
 
-    fn release(&mut self, memory: &Arc<Memory>) {
+    /// One user less; says whether it was the last.
+    fn release(&mut self, memory: &Arc<Memory>) -> bool {
         if memory.users.fetch_sub(1, Ordering::Relaxed) > 1 {
-            return;
+            return false;
         }
         let start = memory.start();
         if let Some(all) = self.by_start.get_mut(&start) {
@@ -123,7 +134,6 @@ impl Inner {
                 self.by_start.remove(&start);
             }
         }
-        // Fails only where it has ended.
-        let _ = memory.region.deregister();
+        true
     }
 }

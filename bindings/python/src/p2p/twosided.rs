@@ -74,7 +74,6 @@ impl Endpoint {
     }
 
     /// Sends many messages.
-    #[expect(clippy::too_many_arguments, reason = "those of the interface")]
     fn sendv(
         &self,
         py: Python<'_>,
@@ -92,7 +91,6 @@ impl Endpoint {
     }
 
     /// Receives many messages.
-    #[expect(clippy::too_many_arguments, reason = "those of the interface")]
     fn recvv(
         &self,
         py: Python<'_>,
@@ -110,7 +108,6 @@ impl Endpoint {
     }
 
     /// Starts sending many messages.
-    #[expect(clippy::too_many_arguments, reason = "those of the interface")]
     fn sendv_async(
         &self,
         py: Python<'_>,
@@ -125,7 +122,6 @@ impl Endpoint {
     }
 
     /// Starts receiving many messages.
-    #[expect(clippy::too_many_arguments, reason = "those of the interface")]
     fn recvv_async(
         &self,
         py: Python<'_>,

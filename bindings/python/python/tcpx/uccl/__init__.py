@@ -7,7 +7,7 @@ that is installed comes first, unless `TCPX_AS_UCCL=replace` or `enable(replace=
 import importlib.util
 import sys
 
-import _tcpx_uccl
+import _tcpx_uccl  # type: ignore[import-untyped]  # beside the package, for the interpreter's start
 
 __all__ = ["disable", "enable", "enabled"]
 

@@ -1,0 +1,125 @@
+"""Two processes: peers that die, Ctrl-C, fork."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+
+import numpy as np
+import pytest
+import tcpx
+from conftest import WAIT
+from tcpx import p2p
+
+
+def run(code, *args, **kwargs):
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), *args], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **kwargs)
+
+
+OWNER = """
+    import sys
+    import numpy as np
+    from tcpx import p2p
+    end = p2p.Endpoint(0)
+    memory = np.full(1 << 20, 42, np.uint8)
+    ok, mr = end.reg(memory.ctypes.data, memory.nbytes)
+    ok, blob = end.advertise(mr, memory.ctypes.data, memory.nbytes)
+    print(end.get_metadata().hex(), blob.hex(), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_peer_whose_python_sleeps_is_read_and_one_that_died_is_reported():
+    with run(OWNER) as owner:
+        metadata, blob = (bytes.fromhex(word) for word in owner.stdout.readline().split())
+        end = p2p.Endpoint(0)
+        ok, conn = end.add_remote_endpoint(metadata)
+        assert ok is True
+        mine = np.zeros(1 << 20, np.uint8)
+        ok, mr = end.reg(mine.ctypes.data, mine.nbytes)
+        assert end.read(conn, mr, mine.ctypes.data, mine.nbytes, blob) is True
+        assert (mine == 42).all()
+        owner.kill()
+        owner.wait()
+        assert end.read(conn, mr, mine.ctypes.data, mine.nbytes, blob) is False
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        "p2p.Endpoint(0).accept()",
+        "tcpx.Session().accept()",
+        "tcpx.Session().wait_notification()",
+        "end.recv(end.add_remote_endpoint(end.get_metadata())[1], end.reg(a.ctypes.data, 8)[1], a.ctypes.data, 8)",
+    ],
+)
+def test_ctrl_c_ends_a_wait(waiting):
+    code = f"""
+        import tcpx, numpy as np
+        from tcpx import p2p
+        end, a = p2p.Endpoint(0), np.zeros(8, np.uint8)
+        print("waiting", flush=True)
+        try:
+            {waiting}
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+    """
+    with run(code) as process:
+        assert process.stdout.readline() == "waiting\n"
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "interrupted\n"
+        assert process.wait(WAIT) == 0
+
+
+def test_a_forked_child_leaves_what_it_inherited_alone():
+    session = tcpx.Session("parent")
+    end = p2p.Endpoint(0)
+    region = session.register(bytearray(1 << 20))
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # later Pythons warn of forking with threads
+        child = os.fork()
+    if child == 0:
+        try:
+            del session, end, region  # what the interpreter does at its end
+            with tcpx.Session("child") as own:
+                memory = own.register(bytearray(8))
+                own.write(own.own_peer, [(memory, 0, tcpx.RemoteRegion(memory.descriptor), 4, 4)]).wait(WAIT)
+            os.write(write, b"fine")
+        finally:
+            os._exit(0)
+    assert os.read(read, 4) == b"fine"
+    os.waitpid(child, 0)
+    session.notify(session.own_peer, b"still here")
+    assert session.wait_notification(WAIT).message == b"still here"
+    session.close()
+
+
+def test_importing_starts_nothing():
+    code = "import os, tcpx, tcpx.p2p; print(len(os.listdir('/proc/self/task')))"
+    with run(code) as process:
+        assert process.communicate(timeout=WAIT)[0] == "1\n"
+
+
+def _child(pipe):
+    end = p2p.Endpoint(0)
+    pipe.send(end.get_metadata())
+    pipe.send(end.accept()[0])
+
+
+def test_endpoints_in_forked_children():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours, theirs = multiprocessing.Pipe()
+        process = multiprocessing.get_context("fork").Process(target=_child, args=(theirs,))
+        process.start()
+    end = p2p.Endpoint(0)
+    assert end.add_remote_endpoint(ours.recv())[0] is True
+    assert ours.poll(WAIT) and ours.recv() is True
+    process.join()
+    assert process.exitcode == 0

@@ -18,7 +18,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::sync::Barrier;
+use std::sync::{Barrier, Mutex, PoisonError};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,7 @@ use rustix::net::sockopt::set_tcp_congestion;
 use serde::{Deserialize, Serialize};
 
 use crate::bootstrap::{accept_until, remaining};
+use crate::plugin_floor::{self, Comms, Registered};
 use crate::workload::{Op, Span};
 
 /// The most streams a floor may have.
@@ -78,6 +79,8 @@ pub struct Tuning {
 #[derive(Debug)]
 pub struct Streams {
     sockets: Vec<TcpStream>,
+    /// The comms that carry the blocks instead, one a stream, if a plugin does.
+    comms: Vec<Mutex<Comms>>,
 }
 
 /// Where the target of a floor waits for its streams.
@@ -120,6 +123,7 @@ impl Listener {
         }
         Ok(Streams {
             sockets: sockets.into_iter().flatten().collect(),
+            comms: Vec::new(),
         })
     }
 }
@@ -144,7 +148,10 @@ impl Streams {
             socket.write_all(&hello)?;
             sockets.push(socket);
         }
-        Ok(Streams { sockets })
+        Ok(Streams {
+            sockets,
+            comms: Vec::new(),
+        })
     }
 
     /// Gives all streams a congestion control of this kernel. A name it does not have is no error,
@@ -153,6 +160,21 @@ impl Streams {
         for socket in &self.sockets {
             let _ = set_tcp_congestion(socket, name);
         }
+    }
+
+    /// Lets a plugin carry the blocks, as on the lanes of a session of this configuration. Both sides do this at the same
+    /// time; the streams keep saying when a side is ready.
+    ///
+    /// # Errors
+    /// What the plugin says.
+    pub fn plug(&mut self, config: &tcpx::Config) -> io::Result<()> {
+        let comms = plugin_floor::connect(config, &self.sockets)?;
+        self.comms = comms.into_iter().map(Mutex::new).collect();
+        Ok(())
+    }
+
+    fn comms(&self, index: usize) -> Option<&Mutex<Comms>> {
+        self.comms.get(index)
     }
 
     /// How many there are.
@@ -171,8 +193,9 @@ impl Streams {
     ) -> io::Result<Vec<Duration>> {
         let shares = blocks.share(memory, self.count());
         let gate = Gate::new(shares.len());
-        let run = |socket: &TcpStream, blocks: Vec<&mut [u8]>| {
-            initiate_one(socket, op, blocks, iterations, tuning, &gate)
+        let run = |index: usize, socket: &TcpStream, blocks: Vec<&mut [u8]>| {
+            let path = Path::new(socket, self.comms(index));
+            initiate_one(path, op, blocks, iterations, tuning, &gate)
         };
         for socket in &self.sockets {
             socket.set_nonblocking(tuning.waiting == Waiting::Poll)?;
@@ -190,8 +213,9 @@ impl Streams {
         tuning: Tuning,
     ) -> io::Result<()> {
         let shares = blocks.share(memory, self.count());
-        let run = |socket: &TcpStream, blocks: Vec<&mut [u8]>| {
-            serve_one(socket, op, blocks, iterations, tuning)
+        let run = |index: usize, socket: &TcpStream, blocks: Vec<&mut [u8]>| {
+            let path = Path::new(socket, self.comms(index));
+            serve_one(path, op, blocks, iterations, tuning)
         };
         run_streams(&self.sockets, shares, run)
     }
@@ -201,7 +225,7 @@ impl Streams {
 fn run_streams<'scope, T: Send>(
     sockets: &'scope [TcpStream],
     mut shares: Vec<Vec<&'scope mut [u8]>>,
-    run: impl Fn(&TcpStream, Vec<&'scope mut [u8]>) -> io::Result<T> + Sync,
+    run: impl Fn(usize, &TcpStream, Vec<&'scope mut [u8]>) -> io::Result<T> + Sync,
 ) -> io::Result<T> {
     let first = shares.remove(0);
     std::thread::scope(|scope| {
@@ -209,9 +233,12 @@ fn run_streams<'scope, T: Send>(
         let others: Vec<_> = sockets[1..]
             .iter()
             .zip(shares)
-            .map(|(socket, blocks)| scope.spawn(move || run(socket, blocks)))
+            .enumerate()
+            .map(|(index, (socket, blocks))| {
+                scope.spawn(move || run(index + 1, socket, blocks))
+            })
             .collect();
-        let mut result = run(&sockets[0], first);
+        let mut result = run(0, &sockets[0], first);
         for other in others {
             if let Err(error) = other.join().expect("a floor thread does not panic") {
                 result = Err(error);
@@ -221,8 +248,24 @@ fn run_streams<'scope, T: Send>(
     })
 }
 
+/// What carries the blocks of one stream: its socket, or comms beside it.
+struct Path<'a> {
+    socket: &'a TcpStream,
+    comms: Option<std::sync::MutexGuard<'a, Comms>>,
+}
+
+impl<'a> Path<'a> {
+    fn new(socket: &'a TcpStream, comms: Option<&'a Mutex<Comms>>) -> Self {
+        let lock = |comms: &'a Mutex<Comms>| comms.lock().unwrap_or_else(PoisonError::into_inner);
+        Self {
+            socket,
+            comms: comms.map(lock),
+        }
+    }
+}
+
 fn initiate_one(
-    mut socket: &TcpStream,
+    mut path: Path<'_>,
     op: Op,
     mut blocks: Vec<&mut [u8]>,
     iterations: u32,
@@ -231,6 +274,8 @@ fn initiate_one(
 ) -> io::Result<Vec<Duration>> {
     let mut samples = Vec::with_capacity(iterations as usize);
     let mut byte = [0];
+    let mut socket = path.socket;
+    let mut carrier = Carrier::new(&mut path, &mut blocks, tuning.call_bytes)?;
     // The target's threads are up and waiting before the first clock starts.
     let mut result = retry(|| socket.read(&mut byte)).and_then(expect).map(drop);
     for _ in 0..iterations {
@@ -239,12 +284,12 @@ fn initiate_one(
         result = result.and_then(|()| {
             match op {
                 Op::Write => {
-                    send(socket, &blocks, tuning.call_bytes)?;
+                    carrier.send()?;
                     expect(retry(|| socket.read(&mut byte))?)?;
                 }
                 Op::Read => {
                     expect(retry(|| socket.write(&byte))?)?;
-                    receive(socket, &mut blocks, tuning.call_bytes)?;
+                    carrier.receive()?;
                 }
             }
             Ok(())
@@ -256,27 +301,78 @@ fn initiate_one(
 }
 
 fn serve_one(
-    mut socket: &TcpStream,
+    mut path: Path<'_>,
     op: Op,
     mut blocks: Vec<&mut [u8]>,
     iterations: u32,
     tuning: Tuning,
 ) -> io::Result<()> {
     let mut byte = [0];
+    let mut socket = path.socket;
+    let mut carrier = Carrier::new(&mut path, &mut blocks, tuning.call_bytes)?;
     socket.write_all(&byte)?;
     for _ in 0..iterations {
         match op {
             Op::Write => {
-                receive(socket, &mut blocks, tuning.call_bytes)?;
+                carrier.receive()?;
                 socket.write_all(&byte)?;
             }
             Op::Read => {
                 socket.read_exact(&mut byte)?;
-                send(socket, &blocks, tuning.call_bytes)?;
+                carrier.send()?;
             }
         }
     }
     Ok(())
+}
+
+/// The blocks of one stream, and the way they go.
+enum Carrier<'a, 'm> {
+    Socket {
+        socket: &'a TcpStream,
+        blocks: &'a mut [&'m mut [u8]],
+        call_bytes: usize,
+    },
+    Comms(Registered<'a, 'm>),
+}
+
+impl<'a, 'm> Carrier<'a, 'm> {
+    fn new(
+        path: &'a mut Path<'_>,
+        blocks: &'a mut [&'m mut [u8]],
+        call_bytes: usize,
+    ) -> io::Result<Self> {
+        match &mut path.comms {
+            Some(comms) => Ok(Self::Comms(Registered::new(comms, blocks, call_bytes)?)),
+            None => Ok(Self::Socket {
+                socket: path.socket,
+                blocks,
+                call_bytes,
+            }),
+        }
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        match self {
+            Self::Socket {
+                socket,
+                blocks,
+                call_bytes,
+            } => send(socket, blocks, *call_bytes),
+            Self::Comms(registered) => registered.send(),
+        }
+    }
+
+    fn receive(&mut self) -> io::Result<()> {
+        match self {
+            Self::Socket {
+                socket,
+                blocks,
+                call_bytes,
+            } => receive(socket, blocks, *call_bytes),
+            Self::Comms(registered) => registered.receive(),
+        }
+    }
 }
 
 /// Where a vectored loop stands: the next byte is `blocks[block][offset]`.

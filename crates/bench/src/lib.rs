@@ -10,8 +10,9 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`workload`] | what is moved: sizes, block orders, patterns that prove every byte; pure |
-//! | [`floor`] | the raw loop to compare with |
+//! | [`floor`], [`plugin_floor`] | the raw loop to compare with, over sockets or over a plugin |
 //! | [`bootstrap`] | two programs exchange their first bytes (also used by `tcpx check`) |
+//! | [`place`], [`memory`] | where the bytes lie: in the host or on a GPU |
 //! | [`peer`] | the second process: spawned here, or a server elsewhere |
 //! | [`measure`] | [`Bench`](measure::Bench): rounds, warm-up, verification, one result a case |
 //! | [`prepare`](mod@prepare) | what preparing and posting many segments cost |
@@ -27,8 +28,10 @@ pub mod error;
 pub mod floor;
 pub mod machine;
 pub mod measure;
-mod memory;
+pub mod memory;
 pub mod peer;
+pub mod place;
+pub mod plugin_floor;
 pub mod prepare;
 pub mod report;
 pub mod soak;

@@ -1,6 +1,7 @@
 //! What a number was measured on: a number without its machine is not a result.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +20,9 @@ pub struct Machine {
     pub memory_bytes: u64,
     /// TCP settings that bound a stream: `tcp_rmem`, `tcp_wmem`, congestion control.
     pub tcp: Vec<(String, String)>,
+    /// Models of its GPUs.
+    #[serde(default)]
+    pub gpus: Vec<String>,
 }
 
 impl Machine {
@@ -41,6 +45,7 @@ impl Machine {
                 .into_iter()
                 .filter_map(|name| Some((name.to_owned(), sysctl(name)?)))
                 .collect(),
+            gpus: gpus(Path::new("/proc/driver/nvidia/gpus")),
         }
     }
 }
@@ -59,6 +64,21 @@ fn memory(name: &str) -> u64 {
 fn sysctl(name: &str) -> Option<String> {
     let value = fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok()?;
     Some(value.split_ascii_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// What the kernel driver knows, one folder a GPU: asking CUDA would initialise it, which measurements
+/// of host memory must not pay for.
+fn gpus(folder: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let mut gpus: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    gpus.sort();
+    let model = |path: PathBuf| {
+        let text = fs::read_to_string(path.join("information")).unwrap_or_default();
+        field(&text, "Model").unwrap_or("unknown GPU").to_owned()
+    };
+    gpus.into_iter().map(model).collect()
 }
 
 /// The value of a `name : value` line.
@@ -80,6 +100,22 @@ mod tests {
         assert_eq!(field(text, "model"), Some("1"));
         assert_eq!(field(text, "MemTotal"), Some("24576 kB"));
         assert_eq!(field(text, "Mem"), None);
+    }
+
+    #[test]
+    fn gpus_are_named_by_their_driver() {
+        let folder = std::env::temp_dir().join(format!("tcpx-gpus-{}", std::process::id()));
+        for (bus, text) in [
+            ("0000:0a:00.0", "Model: \t\t NVIDIA H200\nIRQ: 1\n"),
+            ("1", ""),
+        ] {
+            fs::create_dir_all(folder.join(bus)).unwrap();
+            fs::write(folder.join(bus).join("information"), text).unwrap();
+        }
+        let found = gpus(&folder);
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(found, ["NVIDIA H200", "unknown GPU"]);
+        assert!(gpus(&folder).is_empty());
     }
 
     #[test]

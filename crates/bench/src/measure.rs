@@ -21,8 +21,10 @@ use tcpx::{Config, Peer, Session, Source};
 
 use crate::error::Error;
 use crate::floor::{Streams, Waiting};
+use crate::memory::Contestant;
 use crate::peer::control::SHARED_SETTINGS;
 use crate::peer::{Program, Remote};
+use crate::place::{Opened, Place, Places};
 use crate::stats::Measured;
 use crate::suite::{Case, Group};
 use crate::workload::Shape;
@@ -136,6 +138,9 @@ pub struct Bench {
     /// Before `remote`: its half of a broken round ends when the streams close.
     streams: Option<Streams>,
     remote: Remote,
+    places: Places,
+    /// Held between cases, so that none of them pays for a new context.
+    _device: Opened,
     /// Patterns of different runs differ.
     seed: u64,
 }
@@ -143,23 +148,39 @@ pub struct Bench {
 impl Bench {
     /// Measures on this machine, against a second process. Unless the configuration says otherwise
     /// the lanes run over the loopback interface.
-    pub fn spawn(program: &Program, mut config: Config) -> Result<Bench, Error> {
+    ///
+    /// # Errors
+    /// The memory of either place cannot be had, a setting is wrong, or the process cannot be
+    /// started or connected.
+    pub fn spawn(program: &Program, places: Places, mut config: Config) -> Result<Bench, Error> {
+        let device = places.initiator.open()?;
         stay_on_loopback(&mut config)?;
-        let remote = Remote::spawn(program, &shared_settings(&config, true))?;
-        Bench::new(remote, config)
+        let settings = shared_settings(&config, true);
+        let remote = Remote::spawn(program, places.target, &settings)?;
+        Bench::new(remote, places, device, config)
     }
 
     /// Measures against a [`Server`](crate::peer::Server) at `host`, as `name:port`.
-    pub fn connect(host: &str, timeout: Duration, mut config: Config) -> Result<Bench, Error> {
+    ///
+    /// # Errors
+    /// As for [`Bench::spawn`].
+    pub fn connect(
+        host: &str,
+        timeout: Duration,
+        places: Places,
+        mut config: Config,
+    ) -> Result<Bench, Error> {
+        let device = places.initiator.open()?;
         let local = is_loopback(host);
         if local {
             stay_on_loopback(&mut config)?;
         }
-        let remote = Remote::connect(host, timeout, &shared_settings(&config, local))?;
-        Bench::new(remote, config)
+        let settings = shared_settings(&config, local);
+        let remote = Remote::connect(host, timeout, places.target, &settings)?;
+        Bench::new(remote, places, device, config)
     }
 
-    fn new(remote: Remote, config: Config) -> Result<Bench, Error> {
+    fn new(remote: Remote, places: Places, device: Opened, config: Config) -> Result<Bench, Error> {
         let name = format!("bench-initiator-{}", std::process::id());
         let session = Session::new(config.with_name(name)?)?;
         let peer = session.add_peer(remote.connection_info())?;
@@ -168,6 +189,8 @@ impl Bench {
             session,
             peer,
             remote,
+            places,
+            _device: device,
             streams: None,
             seed: 1,
         })
@@ -186,6 +209,16 @@ impl Bench {
     /// The other process.
     pub fn remote(&mut self) -> &mut Remote {
         &mut self.remote
+    }
+
+    /// Where the memory of both sides lies.
+    pub fn places(&self) -> Places {
+        self.places
+    }
+
+    /// Where this side's memory lies.
+    pub(crate) fn place(&self) -> Place {
+        self.places.initiator
     }
 
     /// Lanes of the engine, which is also how many streams the floor has.
@@ -224,9 +257,9 @@ impl Bench {
         }
         let mut stage = Stage::new(self, case)?;
         if extras.verify {
-            stage.verified("the engine", |stage| stage.engine_round(1).map(drop))?;
+            stage.verified(Contestant::Engine)?;
             if extras.floor {
-                stage.verified("the floor", |stage| stage.floor_round(1).map(drop))?;
+                stage.verified(Contestant::Floor)?;
             }
         }
 
@@ -234,7 +267,7 @@ impl Bench {
         let warmup = stage.warm_up(case.workload.warmup, extras.floor)?;
         let rounds = stage.rounds(case.workload.limit, warmup, extras.floor, progress)?;
         if extras.verify {
-            stage.verified("the engine", |stage| stage.engine_round(1).map(drop))?;
+            stage.verified(Contestant::Engine)?;
         }
 
         let bytes = case.workload.shape.total_bytes();

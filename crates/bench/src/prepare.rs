@@ -51,8 +51,8 @@ fn measure_one(bench: &mut Bench, segments: usize) -> Result<PrepareResult, Erro
     let total = segments as u64 * SEGMENT_BYTES;
     let shape = Shape::new(Op::Write, total, SEGMENT_BYTES, true)?;
     let region = bench.remote().prepare(shape)?;
-    let mut memory = Memory::for_shape(bench.session(), &shape, None)?;
-    memory.fill(&shape, 1);
+    let mut memory = Memory::for_shape(bench.session(), bench.place(), &shape, None)?;
+    memory.fill(&shape, 1)?;
     let ms = |start: Instant| start.elapsed().as_secs_f64() * 1e3;
 
     let (mut prepares, mut first_posts, mut transfers) = (Vec::new(), Vec::new(), Vec::new());

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::measure::{Bench, CaseResult};
+use crate::place::Places;
 use crate::prepare::PrepareResult;
 use crate::soak::{IdlePeersResult, IdleResult, SoakResult};
 
@@ -39,6 +40,9 @@ pub struct Report {
     pub settings: Vec<Setting>,
     /// Lanes of the engine and streams of the floor.
     pub lanes: usize,
+    /// Where the memory lay. The floor's is host memory in any case.
+    #[serde(default)]
+    pub memory: Places,
     /// The cases, in the order in which they were measured.
     pub cases: Vec<CaseResult>,
     /// What preparing costs.
@@ -91,6 +95,7 @@ impl Report {
             machine,
             settings,
             lanes: bench.lanes(),
+            memory: bench.places(),
             cases: Vec::new(),
             prepare: Vec::new(),
             idle: None,
@@ -200,6 +205,7 @@ pub(crate) mod tests {
                 source: "default".into(),
             }],
             lanes: 2,
+            memory: Places::default(),
             cases: results.collect(),
             prepare: vec![PrepareResult {
                 segments: 10_000,
@@ -226,6 +232,17 @@ pub(crate) mod tests {
     #[test]
     fn json_comes_back_as_it_went() {
         let report = sample();
+        assert_eq!(Report::from_json(&report.to_json()).unwrap(), report);
+    }
+
+    #[test]
+    fn the_page_says_where_the_memory_lay() {
+        let mut report = sample();
+        assert!(!report.to_html().unwrap().contains("host memory"));
+        report.memory = "vram:0,host".parse().unwrap();
+        let page = report.to_html().unwrap();
+        assert!(page.contains("vram:0"), "no place");
+        assert!(page.contains("floor (host memory)"), "no word on the floor");
         assert_eq!(Report::from_json(&report.to_json()).unwrap(), report);
     }
 

@@ -9,13 +9,17 @@ use tcpx::{RemoteRegion, Transfer};
 use crate::error::Error;
 use crate::floor::Waiting;
 use crate::measure::{Bench, complete, prepare};
-use crate::memory::Memory;
+use crate::memory::{Contestant, Memory};
+use crate::place::Place;
 use crate::stats::median;
 use crate::usage::Usage;
 use crate::workload::{Op, Shape};
 
 /// Growth below this is allocator noise, not a leak.
 const NOISE_BYTES: f64 = (2 << 20) as f64;
+
+/// Likewise for the memory of a GPU, which drivers give and take in pieces of a few MiB.
+const DEVICE_NOISE_BYTES: f64 = (16 << 20) as f64;
 
 /// The part of a soak that is warm-up: pools, caches and autotuned buffers reach their size.
 const WARMUP_PART: f64 = 0.2;
@@ -71,6 +75,9 @@ pub struct Growth {
     pub target_bytes: f64,
     /// Descriptors of both, late minus early.
     pub descriptors: f64,
+    /// GPU memory that is not free any more, on the GPU that lost more of it; 0 without one.
+    #[serde(default)]
+    pub device_bytes: f64,
     /// Whether any of these grew by more than noise.
     pub grew: bool,
 }
@@ -102,11 +109,11 @@ impl Bench {
     pub fn run_idle(&mut self, duration: Duration) -> Result<IdleResult, Error> {
         // What was going on just before has had its last acknowledgement and its last spin.
         std::thread::sleep(Duration::from_millis(200));
-        let before = (Usage::now(), self.remote().usage()?);
+        let before = (Usage::now(Place::Host), self.remote().usage()?);
         let start = Instant::now();
         std::thread::sleep(duration);
         let seconds = start.elapsed().as_secs_f64();
-        let after = (Usage::now(), self.remote().usage()?);
+        let after = (Usage::now(Place::Host), self.remote().usage()?);
         let part = |before: Usage, after: Usage| (after.cpu - before.cpu).as_secs_f64() / seconds;
         Ok(IdleResult {
             seconds,
@@ -119,7 +126,7 @@ impl Bench {
     /// more: no transfer has warmed them up.
     pub fn run_idle_peers(&mut self, count: usize) -> Result<IdlePeersResult, Error> {
         let infos = self.remote().sessions(count)?;
-        let before = Usage::now();
+        let before = Usage::now(Place::Host);
         let mut peers = Vec::with_capacity(count);
         for info in &infos {
             let peer = self.session().add_peer(info)?;
@@ -127,7 +134,7 @@ impl Bench {
             peers.push(peer);
         }
         std::thread::sleep(Duration::from_millis(200));
-        let after = Usage::now();
+        let after = Usage::now(Place::Host);
         for peer in &peers {
             self.session().remove_peer(peer.name())?;
         }
@@ -164,7 +171,7 @@ impl Bench {
                     at_s: start.elapsed().as_secs_f64(),
                     gb_per_s: crate::units::gigabytes_per_second(bytes, last.0.elapsed()),
                     transfers: soak.transfers,
-                    initiator: Usage::now(),
+                    initiator: Usage::now(self.place()),
                     target: self.remote().usage()?,
                 };
                 last = (Instant::now(), soak.bytes);
@@ -219,7 +226,8 @@ impl Soak {
     ) -> Result<(), Error> {
         let shape = Shape::new(op, total, block, true)?;
         let region = bench.remote().prepare(shape)?;
-        let mut memory = Memory::for_shape(bench.session(), &shape, self.memory.take())?;
+        let mut memory =
+            Memory::for_shape(bench.session(), bench.place(), &shape, self.memory.take())?;
         self.verify(bench, &shape, &mut memory, &region)?;
         let start = Instant::now();
         while start.elapsed() < time {
@@ -253,14 +261,14 @@ impl Soak {
             Op::Write => (source, poison),
             Op::Read => (poison, source),
         };
-        memory.fill(shape, own);
+        memory.fill(shape, own)?;
         bench.remote().fill(theirs)?;
         let transfer = prepare(bench.session(), bench.peer(), shape, memory, region)?;
         transfer.post()?;
         complete(&transfer, Waiting::Block)?;
         let result = match shape.op() {
-            Op::Write => bench.remote().verify(source)?,
-            Op::Read => memory.verify(shape, source),
+            Op::Write => bench.remote().verify(source, Contestant::Engine)?,
+            Op::Read => memory.verify(shape, source, Contestant::Engine)?,
         };
         let what = || format!("the engine ({shape}, after {} transfers)", self.transfers);
         result.map_err(|mismatch| Error::Corrupt {
@@ -299,11 +307,19 @@ impl Growth {
         let initiator_bytes = change(|sample| sample.initiator.resident_bytes);
         let target_bytes = change(|sample| sample.target.resident_bytes);
         let descriptors = change(|sample| sample.initiator.descriptors + sample.target.descriptors);
-        let grew = initiator_bytes.max(target_bytes) > NOISE_BYTES || descriptors > 0.0;
+        let device_bytes = 0.0
+            - f64::min(
+                change(|sample| sample.initiator.device_free_bytes.unwrap_or_default()),
+                change(|sample| sample.target.device_free_bytes.unwrap_or_default()),
+            );
+        let grew = initiator_bytes.max(target_bytes) > NOISE_BYTES
+            || descriptors > 0.0
+            || device_bytes > DEVICE_NOISE_BYTES;
         Growth {
             initiator_bytes,
             target_bytes,
             descriptors,
+            device_bytes,
             grew,
         }
     }
@@ -318,6 +334,7 @@ mod tests {
             cpu: Duration::ZERO,
             resident_bytes: resident(at),
             descriptors: descriptors(at),
+            device_free_bytes: None,
         };
         (0..100)
             .map(|at| SoakSample {
@@ -344,6 +361,24 @@ mod tests {
         assert!(growth.initiator_bytes > 4e6);
         let growth = Growth::of(&samples(|_| 100 << 20, |at| 20 + at / 30));
         assert!(growth.grew, "{growth:?}");
+    }
+
+    #[test]
+    fn memory_that_a_gpu_loses_is_seen() {
+        let mut samples = samples(|_| 100 << 20, |_| 20);
+        let mut growth = |lost_each: u64| {
+            for (at, sample) in (0..).zip(&mut samples) {
+                sample.target.device_free_bytes = Some((80 << 30) - at * lost_each);
+            }
+            Growth::of(&samples)
+        };
+        assert!(!growth(0).grew);
+        assert!(!growth(1 << 10).grew, "noise");
+        let leak = growth(1 << 20);
+        assert!(
+            leak.grew && leak.device_bytes > (16 << 20) as f64,
+            "{leak:?}"
+        );
     }
 
     #[test]

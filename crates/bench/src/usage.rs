@@ -1,10 +1,12 @@
-//! What this process has used so far: CPU, memory, descriptors.
+//! What this process has used so far: CPU, memory, descriptors, and what its GPU has left.
 
 use std::fs;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
+
+use crate::place::Place;
 
 /// A snapshot of one process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,15 +17,23 @@ pub struct Usage {
     pub resident_bytes: u64,
     /// Open file descriptors.
     pub descriptors: u64,
+    /// Free memory of the GPU that the process measures with, in bytes: what other processes took
+    /// of it is missing too.
+    #[serde(default)]
+    pub device_free_bytes: Option<u64>,
 }
 
 impl Usage {
-    /// This process, now.
-    pub fn now() -> Usage {
+    /// This process, now; its memory lies at `place`.
+    pub fn now(place: Place) -> Usage {
         Usage {
             cpu: cpu(),
             resident_bytes: resident_bytes(),
             descriptors: descriptors(),
+            device_free_bytes: match place {
+                Place::Host => None,
+                Place::Vram(ordinal) => tcpx::cuda::free_bytes(ordinal).ok(),
+            },
         }
     }
 }
@@ -57,14 +67,15 @@ mod tests {
 
     #[test]
     fn a_busy_process_uses_cpu_memory_and_descriptors() {
-        let before = Usage::now();
+        let before = Usage::now(Place::Host);
         let memory = vec![1u8; 8 << 20];
         let sum: u64 = memory.iter().map(|&byte| u64::from(byte)).sum();
         let file = fs::File::open("/proc/self/statm").unwrap();
-        let after = Usage::now();
+        let after = Usage::now(Place::Host);
         assert_eq!(sum, 8 << 20);
         assert!(after.cpu > before.cpu);
         assert!(after.resident_bytes > 0 && after.descriptors > 0);
+        assert_eq!(after.device_free_bytes, None);
         drop((file, memory));
     }
 }

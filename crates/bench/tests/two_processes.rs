@@ -9,6 +9,7 @@ use tcpx_bench::Error;
 use tcpx_bench::bootstrap::{BootstrapError, Channel};
 use tcpx_bench::measure::{Bench, CaseResult, Extras, Progress, Step};
 use tcpx_bench::peer::{Program, Remote, Server, ServerEvent, serve_stdin};
+use tcpx_bench::place::{Place, Places};
 use tcpx_bench::report::Report;
 use tcpx_bench::soak::SoakOptions;
 use tcpx_bench::suite::{Case, Options, cases};
@@ -88,7 +89,7 @@ fn check(results: &[CaseResult]) {
 fn a_suite_a_report_and_the_extras_on_this_machine() {
     let mut config = loopback();
     config.set("lanes", "2").unwrap();
-    let mut bench = Bench::spawn(&program(), config).unwrap();
+    let mut bench = Bench::spawn(&program(), Places::default(), config).unwrap();
     let cases = small();
     let mut log = Log::default();
     let results = bench.run(&cases, Extras::default(), &mut log).unwrap();
@@ -125,7 +126,7 @@ fn a_suite_a_report_and_the_extras_on_this_machine() {
 
 #[test]
 fn the_engine_can_be_measured_alone_and_for_a_time() {
-    let mut bench = Bench::spawn(&program(), loopback()).unwrap();
+    let mut bench = Bench::spawn(&program(), Places::default(), loopback()).unwrap();
     let options = Options {
         sizes: vec![100_000],
         ops: vec![Op::Write],
@@ -168,7 +169,8 @@ fn a_server_outlives_its_clients_and_strangers() {
     ));
     for _ in 0..2 {
         let timeout = Duration::from_secs(10);
-        let mut bench = Bench::connect(&address.to_string(), timeout, loopback()).unwrap();
+        let address = address.to_string();
+        let mut bench = Bench::connect(&address, timeout, Places::default(), loopback()).unwrap();
         let results = bench
             .run(&small()[..2], Extras::default(), &mut ())
             .unwrap();
@@ -183,7 +185,8 @@ fn nobody_there_and_impossible_wishes_are_errors_in_words() {
         .unwrap()
         .local_addr()
         .unwrap();
-    let refused = Remote::connect(&free.to_string(), Duration::from_secs(5), &[]).unwrap_err();
+    let refused =
+        Remote::connect(&free.to_string(), Duration::from_secs(5), Place::Host, &[]).unwrap_err();
     assert!(
         matches!(refused, Error::Bootstrap(BootstrapError::Refused { .. })),
         "{refused}"
@@ -193,10 +196,12 @@ fn nobody_there_and_impossible_wishes_are_errors_in_words() {
         path: "/nonexistent/tcpx".into(),
         ..program()
     };
-    let error = Remote::spawn(&missing, &[]).unwrap_err().to_string();
+    let error = Remote::spawn(&missing, Place::Host, &[])
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("/nonexistent/tcpx"), "{error}");
 
-    let mut bench = Bench::spawn(&program(), loopback()).unwrap();
+    let mut bench = Bench::spawn(&program(), Places::default(), loopback()).unwrap();
     let options = Options {
         sizes: vec![1 << 40],
         ops: vec![Op::Read],
@@ -208,6 +213,87 @@ fn nobody_there_and_impossible_wishes_are_errors_in_words() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("memory"), "{error}");
+}
+
+/// Host memory by way of the stand-in for a GPU: every byte of every case is compared, with and
+/// without the floor beside it, and the soak runs the same way.
+#[test]
+fn staged_memory_is_verified_too() {
+    let mut config = loopback();
+    for (key, value) in [
+        ("staging", "always"),
+        ("lanes", "2"),
+        // Small enough that transfers pass through many slots and wait for them.
+        ("chunk_bytes", "64K"),
+        ("staging_bytes", "1M"),
+    ] {
+        config.set(key, value).unwrap();
+    }
+    let mut bench = Bench::spawn(&program(), Places::default(), config).unwrap();
+    let mut cases = small();
+    cases.extend(larger());
+    let results = bench.run(&cases, Extras::default(), &mut ()).unwrap();
+    check(&results);
+    let options = SoakOptions {
+        duration: Duration::from_millis(500),
+        sample_every: Duration::from_millis(100),
+    };
+    let soak = bench.run_soak(&options, &mut |_| ()).unwrap();
+    assert!(soak.verified > 0);
+    // What was chosen here was chosen for the other side too.
+    let report = Report::new(&mut bench, Vec::new());
+    assert!(
+        report
+            .settings
+            .iter()
+            .any(|row| row.key == "staging" && row.value == "always")
+    );
+}
+
+/// Larger than a slot, in blocks of odd sizes.
+fn larger() -> Vec<Case> {
+    let options = Options {
+        sizes: vec![9_000_001],
+        block_sizes: vec![0, 4099],
+        iterations: Some(12),
+        warmup: Some(1),
+        ..Options::default()
+    };
+    cases(&options).unwrap()
+}
+
+/// Without a GPU both sides say what is missing, in the words of the driver's crate; with one,
+/// device 4096 is not there either.
+#[test]
+fn a_gpu_that_is_not_there_is_an_error_in_words() {
+    let missing = Place::Vram(4096);
+    let reason = tcpx::cuda::device(4096).unwrap_err().to_string();
+    let places = |initiator, target| Places { initiator, target };
+    let own = Bench::spawn(&program(), places(missing, Place::Host), loopback());
+    assert_eq!(own.err().unwrap().to_string(), reason);
+    let theirs = Bench::spawn(&program(), places(Place::Host, missing), loopback());
+    assert_eq!(
+        theirs.err().unwrap().to_string(),
+        format!("the other side of the benchmark failed: {reason}")
+    );
+}
+
+/// A client of another version is told so, and not that its message is garbled.
+#[test]
+fn another_version_is_refused_in_words() {
+    let server = Server::bind("127.0.0.1:0".parse().unwrap(), loopback()).unwrap();
+    let address = server.address().unwrap().to_string();
+    let thread = std::thread::spawn(move || {
+        server.run(|event| !matches!(event, ServerEvent::Finished(_)));
+    });
+    let mut client = Channel::connect(&address, Duration::from_secs(5)).unwrap();
+    client
+        .send(br#"{"hello":{"version":1,"settings":[]}}"#)
+        .unwrap();
+    let answer = String::from_utf8(client.receive().unwrap()).unwrap();
+    assert!(answer.contains("version 1 of the benchmark"), "{answer}");
+    client.send(b"\"quit\"").unwrap();
+    thread.join().unwrap();
 }
 
 /// A spawned process whose parent is killed, in the worst moment or in any other, ends by itself.

@@ -1,6 +1,7 @@
 //! What `tcpx doctor` looks at: one module per subject, each a pure judgement of what was read.
 
 mod buffers;
+mod gpu;
 mod kernel;
 mod limits;
 mod machine;
@@ -10,6 +11,7 @@ mod transfer;
 
 use serde::Serialize;
 use tcpx::{Config, ConfigError};
+use tcpx_bench::place::Place;
 use tcpx_net::interfaces::{self, Interface};
 
 use self::machine::Machine;
@@ -110,12 +112,13 @@ pub(crate) fn examine(
     findings.extend(network::findings(&machine, &chosen, effective.lanes()));
     findings.extend(buffers::findings(&machine, &chosen, &effective));
 
-    findings.push(presence::gpus(&machine));
+    started("GPUs");
+    findings.extend(gpu::findings(&machine, &chosen, &effective, config.is_ok()));
     findings.push(presence::plugin(&machine, effective.plugin()));
 
     if config.is_ok() {
         started("a transfer over loopback");
-        findings.push(transfer::loopback(&effective));
+        findings.push(transfer::loopback(&effective, Place::Host));
     }
     findings
 }

@@ -8,6 +8,7 @@ mod check;
 mod commands;
 mod doctor;
 mod error;
+mod gpus;
 mod host;
 mod listen;
 mod log;

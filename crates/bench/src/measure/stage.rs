@@ -8,7 +8,7 @@ use super::rounds::RoundPlan;
 use super::{Bench, Progress, Step};
 use crate::error::Error;
 use crate::floor::{Blocks, CALL_BYTES, Streams, Tuning, Waiting};
-use crate::memory::Memory;
+use crate::memory::{Contestant, Memory, check_room};
 use crate::peer::Remote;
 use crate::stats::{Round, median_duration};
 use crate::suite::Case;
@@ -47,8 +47,10 @@ pub(super) struct Stage<'b> {
 impl<'b> Stage<'b> {
     pub(super) fn new(bench: &'b mut Bench, case: &Case) -> Result<Stage<'b>, Error> {
         let shape = case.workload.shape;
+        let place = bench.place();
+        check_room(place, &shape)?;
         let region = bench.remote.prepare(shape)?;
-        let memory = Memory::for_shape(&bench.session, &shape, None)?;
+        let memory = Memory::for_shape(&bench.session, place, &shape, None)?;
         let start = Instant::now();
         let transfer = prepare(&bench.session, &bench.peer, &shape, &memory, &region)?;
         let prepare = start.elapsed();
@@ -68,12 +70,8 @@ impl<'b> Stage<'b> {
         })
     }
 
-    /// Poisons both buffers, moves the bytes with `run`, and checks every one of them.
-    pub(super) fn verified(
-        &mut self,
-        what: &str,
-        run: impl FnOnce(&mut Self) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    /// Poisons both buffers, lets one of the two move the bytes, and checks every one of them.
+    pub(super) fn verified(&mut self, contestant: Contestant) -> Result<(), Error> {
         let (source, poison) = (*self.seed, *self.seed + 1);
         *self.seed += 2;
         let seed = |side| {
@@ -85,14 +83,17 @@ impl<'b> Stage<'b> {
         };
         self.remote.fill(seed(Side::Target))?;
         let seed = seed(Side::Initiator);
-        self.memory.fill(&self.shape, seed);
-        run(self)?;
+        self.memory.fill(&self.shape, seed)?;
+        match contestant {
+            Contestant::Engine => self.engine_round(1)?,
+            Contestant::Floor => self.floor_round(1)?,
+        };
         let result = match self.shape.op() {
-            Op::Read => self.memory.verify(&self.shape, source),
-            Op::Write => self.remote.verify(source)?,
+            Op::Read => self.memory.verify(&self.shape, source, contestant)?,
+            Op::Write => self.remote.verify(source, contestant)?,
         };
         result.map_err(|mismatch: Mismatch| Error::Corrupt {
-            what: format!("{what} ({})", self.shape),
+            what: format!("{contestant} ({})", self.shape),
             mismatch,
         })
     }

@@ -9,14 +9,16 @@ use crate::bootstrap::{BootstrapError, Channel};
 use crate::error::Error;
 use crate::floor::{Nonce, Tuning};
 use crate::machine::Machine;
+use crate::memory::Contestant;
+use crate::place::Place;
 use crate::usage::Usage;
 use crate::workload::{Mismatch, Shape};
 
 /// Both sides must agree on this: messages of another version are not understood.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Settings that the measuring process may choose for the other. The rest is the machine's own.
-pub const SHARED_SETTINGS: [&str; 8] = [
+pub const SHARED_SETTINGS: [&str; 10] = [
     "lanes",
     "chunk_bytes",
     "window",
@@ -25,6 +27,8 @@ pub const SHARED_SETTINGS: [&str; 8] = [
     "spin_us",
     "socket_buffer_bytes",
     "congestion",
+    "staging",
+    "staging_bytes",
 ];
 
 /// From the measuring process.
@@ -37,6 +41,9 @@ pub enum Request {
         version: u32,
         /// Keys (of [`SHARED_SETTINGS`]) and values.
         settings: Vec<(String, String)>,
+        /// Where its memory shall lie. Versions that know host memory only do not say.
+        #[serde(default)]
+        place: Place,
     },
     /// Have registered memory for a workload, in place of the previous. Answer: [`Reply::Region`].
     Prepare {
@@ -53,9 +60,13 @@ pub enum Request {
     Verify {
         /// The other side's seed.
         seed: u64,
+        /// Whose bytes: those that the engine has moved, or those of the floor.
+        contestant: Contestant,
     },
     /// Listen for floor streams. Answer: [`Reply::Listening`].
     FloorListen,
+    /// Make the comms of the floor's streams, while the client does.
+    FloorPlug,
     /// Take the streams that have been opened.
     FloorAccept {
         /// How many.
@@ -158,10 +169,15 @@ mod tests {
         };
         for request in [
             Request::Hello {
-                version: 1,
+                version: VERSION,
                 settings: vec![("lanes".into(), "2".into())],
+                place: Place::Vram(1),
             },
             Request::Prepare { shape },
+            Request::Verify {
+                seed: 7,
+                contestant: Contestant::Floor,
+            },
             Request::FloorRun {
                 iterations: 3,
                 tuning,
@@ -171,6 +187,19 @@ mod tests {
             let bytes = serde_json::to_vec(&request).unwrap();
             assert_eq!(parse::<Request>(&bytes).unwrap(), request);
         }
+    }
+
+    #[test]
+    fn the_greeting_of_an_older_version_is_understood_well_enough_to_refuse_it() {
+        let greeting = br#"{"hello":{"version":1,"settings":[]}}"#;
+        assert_eq!(
+            parse::<Request>(greeting).unwrap(),
+            Request::Hello {
+                version: 1,
+                settings: Vec::new(),
+                place: Place::Host,
+            }
+        );
     }
 
     #[test]

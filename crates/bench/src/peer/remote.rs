@@ -9,13 +9,15 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tcpx::Config;
+use tcpx::{Config, TransportKind};
 
 use super::control::{Reply, Request, SHARED_SETTINGS, VERSION, parse, send};
 use crate::bootstrap::Channel;
 use crate::error::Error;
 use crate::floor::{Streams, Tuning};
 use crate::machine::Machine;
+use crate::memory::Contestant;
+use crate::place::Place;
 use crate::usage::Usage;
 use crate::workload::{Mismatch, Shape};
 
@@ -73,7 +75,12 @@ pub struct Remote {
 
 impl Remote {
     /// Starts a second process on this machine. Its standard input is the control connection.
-    pub fn spawn(program: &Program, settings: &[(String, String)]) -> Result<Remote, Error> {
+    /// Its memory shall lie at `place`.
+    pub fn spawn(
+        program: &Program,
+        place: Place,
+        settings: &[(String, String)],
+    ) -> Result<Remote, Error> {
         let name = program.path.display().to_string();
         let failed = |source| Error::Spawn {
             program: name.clone(),
@@ -88,23 +95,25 @@ impl Remote {
             .spawn()
             .map_err(failed)?;
         let channel = Channel::over(ours, "the second process", PATIENCE);
-        Remote::greet(channel, Some(child), settings)
+        Remote::greet(channel, Some(child), place, settings)
     }
 
-    /// Connects to a [`Server`](super::Server), `name:port`.
+    /// Connects to a [`Server`](super::Server), `name:port`, whose memory shall lie at `place`.
     pub fn connect(
         host: &str,
         timeout: Duration,
+        place: Place,
         settings: &[(String, String)],
     ) -> Result<Remote, Error> {
         let mut channel = Channel::connect(host, timeout)?;
         channel.set_timeout(PATIENCE);
-        Remote::greet(channel, None, settings)
+        Remote::greet(channel, None, place, settings)
     }
 
     fn greet(
         channel: Channel,
         child: Option<Child>,
+        place: Place,
         settings: &[(String, String)],
     ) -> Result<Remote, Error> {
         let mut remote = Remote {
@@ -118,6 +127,7 @@ impl Remote {
         match remote.ask(&Request::Hello {
             version: VERSION,
             settings,
+            place,
         })? {
             Reply::Hello {
                 version: VERSION,
@@ -178,8 +188,12 @@ impl Remote {
     }
 
     /// Whether its memory holds what ours was filled with.
-    pub(crate) fn verify(&mut self, seed: u64) -> Result<Result<(), Mismatch>, Error> {
-        match self.ask(&Request::Verify { seed })? {
+    pub(crate) fn verify(
+        &mut self,
+        seed: u64,
+        contestant: Contestant,
+    ) -> Result<Result<(), Mismatch>, Error> {
+        match self.ask(&Request::Verify { seed, contestant })? {
             Reply::Done => Ok(Ok(())),
             Reply::Corrupt(mismatch) => Ok(Err(mismatch)),
             other => Err(unexpected(&other)),
@@ -202,7 +216,7 @@ impl Remote {
             .remote()
             .map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |remote| remote.ip());
         let timeout = Duration::from_secs(10);
-        let streams = Streams::connect(SocketAddr::new(address, port), nonce, count, timeout)
+        let mut streams = Streams::connect(SocketAddr::new(address, port), nonce, count, timeout)
             .map_err(Error::Floor)?;
         let congestion_control = config.congestion_control(self.is_local()).map(String::from);
         if let Some(name) = &congestion_control {
@@ -212,6 +226,14 @@ impl Remote {
             streams: count,
             congestion_control,
         })?;
+        if config.transport() == TransportKind::Plugin {
+            send(&mut self.channel, &Request::FloorPlug)?;
+            streams.plug(config).map_err(Error::Floor)?;
+            match self.answer()? {
+                Reply::Done => {}
+                other => return Err(unexpected(&other)),
+            }
+        }
         Ok(streams)
     }
 

@@ -13,8 +13,9 @@ use super::control::{Reply, Request, SHARED_SETTINGS, VERSION, parse, send};
 use crate::bootstrap::{BootstrapError, Channel};
 use crate::error::Error;
 use crate::floor::{Blocks, Listener, MAX_STREAMS, Nonce, Streams, Tuning};
-use crate::machine::{Machine, available_bytes};
-use crate::memory::Memory;
+use crate::machine::Machine;
+use crate::memory::{Memory, check_room};
+use crate::place::{Opened, Place};
 use crate::usage::{self, Usage};
 use crate::workload::{Shape, Side};
 
@@ -162,17 +163,22 @@ fn obey_all(
     while let Ok(request) = requests.recv() {
         let reply = match (request?, &mut target) {
             (Request::Quit, _) => break,
-            (Request::Hello { version, settings }, None) => {
-                Target::new(version, &settings, config.clone(), address).map(|new| {
-                    let info = new.session.connection_info();
-                    target = Some(new);
-                    Reply::Hello {
-                        version: VERSION,
-                        machine: Machine::here(),
-                        info,
-                    }
-                })
-            }
+            (
+                Request::Hello {
+                    version,
+                    settings,
+                    place,
+                },
+                None,
+            ) => Target::new(version, &settings, place, config.clone(), address).map(|new| {
+                let info = new.session.connection_info();
+                target = Some(new);
+                Reply::Hello {
+                    version: VERSION,
+                    machine: Machine::here(),
+                    info,
+                }
+            }),
             (request, Some(target)) => target.obey(request),
             (_, None) => Err(Error::Protocol {
                 what: "a request before the greeting".into(),
@@ -224,6 +230,9 @@ struct Work {
 struct Target {
     session: Session,
     config: Config,
+    place: Place,
+    /// Held between workloads, so that none of them pays for a new context.
+    _device: Opened,
     address: IpAddr,
     work: Option<Work>,
     listener: Option<Listener>,
@@ -235,6 +244,7 @@ impl Target {
     fn new(
         version: u32,
         settings: &[(String, String)],
+        place: Place,
         mut config: Config,
         address: IpAddr,
     ) -> Result<Target, Error> {
@@ -249,11 +259,14 @@ impl Target {
             }
             config.set(key, value)?;
         }
+        let device = place.open()?;
         let config = config.with_name(format!("bench-target-{}", std::process::id()))?;
         let session = Session::new(config.clone())?;
         Ok(Target {
             session,
             config,
+            place,
+            _device: device,
             address,
             work: None,
             listener: None,
@@ -272,11 +285,11 @@ impl Target {
             Request::Prepare { shape } => return self.prepare(shape),
             Request::Fill { seed } => {
                 let work = self.work()?;
-                work.memory.fill(&work.shape, seed);
+                work.memory.fill(&work.shape, seed)?;
             }
-            Request::Verify { seed } => {
+            Request::Verify { seed, contestant } => {
                 let work = self.work()?;
-                if let Err(mismatch) = work.memory.verify(&work.shape, seed) {
+                if let Err(mismatch) = work.memory.verify(&work.shape, seed, contestant)? {
                     return Ok(Reply::Corrupt(mismatch));
                 }
             }
@@ -287,9 +300,10 @@ impl Target {
             } => {
                 self.floor_accept(streams, congestion_control.as_deref())?;
             }
+            Request::FloorPlug => self.floor_plug()?,
             Request::FloorRun { iterations, tuning } => self.floor_run(iterations, tuning)?,
             Request::Cpu => return Ok(Reply::Cpu(usage::cpu())),
-            Request::Usage => return Ok(Reply::Usage(Usage::now())),
+            Request::Usage => return Ok(Reply::Usage(Usage::now(self.place))),
             Request::Sessions { count } => return self.sessions(count),
         }
         Ok(Reply::Done)
@@ -304,18 +318,8 @@ impl Target {
 
     fn prepare(&mut self, shape: Shape) -> Result<Reply, Error> {
         let before = self.work.take().map(|work| work.memory);
-        // Half: the measuring process may be on this machine and need as much.
-        let limit = available_bytes() / 2;
-        if shape.total_bytes() > limit {
-            let reason = format!("more than half of the memory that is free here ({limit} bytes)");
-            let value = shape.total_bytes().to_string();
-            return Err(Error::Option {
-                option: "size",
-                value,
-                reason,
-            });
-        }
-        let memory = Memory::for_shape(&self.session, &shape, before)?;
+        check_room(self.place, &shape)?;
+        let memory = Memory::for_shape(&self.session, self.place, &shape, before)?;
         let descriptor = memory.region().descriptor().to_bytes();
         let blocks = Blocks::new(shape.spans(Side::Target));
         self.work = Some(Work {
@@ -358,6 +362,14 @@ impl Target {
         }
         self.streams = Some(streams);
         Ok(())
+    }
+
+    fn floor_plug(&mut self) -> Result<(), Error> {
+        let missing = || Error::Protocol {
+            what: "comms for a floor without streams".into(),
+        };
+        let streams = self.streams.as_mut().ok_or_else(missing)?;
+        streams.plug(self.session.config()).map_err(Error::Floor)
     }
 
     fn floor_run(&mut self, iterations: u32, tuning: Tuning) -> Result<(), Error> {

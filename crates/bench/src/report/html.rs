@@ -8,6 +8,7 @@ use crate::error::Error;
 use crate::floor::Waiting;
 use crate::machine::Machine;
 use crate::measure::CaseResult;
+use crate::place::Places;
 use crate::suite::Group;
 use crate::units;
 use crate::workload::Op;
@@ -26,9 +27,9 @@ pub(super) fn page(report: &Report) -> Result<String, Error> {
         .cases
         .iter()
         .partition(|case| case.group == Group::Sweep);
-    case_table(&mut body, "Cases", &others);
+    case_table(&mut body, "Cases", &others, report.memory);
     costs(&mut body, report);
-    case_table(&mut body, "Sweep over sizes", &swept);
+    case_table(&mut body, "Sweep over sizes", &swept, report.memory);
     settings(&mut body, report);
     machines(&mut body, report);
     Ok(format!(
@@ -71,8 +72,18 @@ fn header(out: &mut String, report: &Report) {
         "<p>The <b>floor</b> is a raw <code>readv</code>/<code>writev</code> loop over the same \
          blocks and as many streams as the engine has lanes. Rounds of the engine and of the floor \
          take turns; a number is the median of its rounds. Every byte was checked before and after \
-         unless a case says otherwise.</p>\n</header>"
+         unless a case says otherwise.</p>"
     );
+    if !report.memory.are_host() {
+        put!(
+            out,
+            "<p>The measuring side's memory is <b>{}</b>, the other's <b>{}</b>. Raw sockets do not \
+             reach memory of a GPU: the floor moves host memory.</p>",
+            report.memory.initiator,
+            report.memory.target
+        );
+    }
+    put!(out, "</header>");
 }
 
 /// The few numbers a reader looks for first.
@@ -186,14 +197,19 @@ fn figure(out: &mut String, plot: Option<String>, title: &str, legend: &[(&str, 
     );
 }
 
-fn case_table(out: &mut String, title: &str, cases: &[&CaseResult]) {
+fn case_table(out: &mut String, title: &str, cases: &[&CaseResult], memory: Places) {
     if cases.is_empty() {
         return;
     }
+    let floor = if memory.are_host() {
+        "floor"
+    } else {
+        "floor (host memory)"
+    };
     put!(
         out,
         "<section>\n<h2>{title}</h2>\n<div class=\"scroll\">\n<table>\n<thead><tr>\
-         <th>case</th><th>transfer</th><th>waits</th><th class=\"n\">GB/s</th><th class=\"n\">floor</th>\
+         <th>case</th><th>transfer</th><th>waits</th><th class=\"n\">GB/s</th><th class=\"n\">{floor}</th>\
          <th class=\"n\">ratio</th><th class=\"n\">p50</th><th class=\"n\">p99</th>\
          <th class=\"n\">floor p50</th><th class=\"n\">CPU s/GB</th><th class=\"n\">floor</th>\
          <th class=\"n\">iterations</th><th>checked</th></tr></thead>\n<tbody>"
@@ -346,6 +362,9 @@ fn machine(out: &mut String, machine: &Machine) {
     row("CPU", &machine.cpu);
     row("cores", &machine.cores.to_string());
     row("memory", &units::bytes(machine.memory_bytes));
+    for gpu in &machine.gpus {
+        row("GPU", gpu);
+    }
     for (name, value) in &machine.tcp {
         row(name, value);
     }

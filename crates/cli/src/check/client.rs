@@ -2,8 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use tcpx::{Buffer, Config, Op, Peer, Region, RemoteRegion, Segment, Session};
+use tcpx::{Config, Op, Peer, Region, RemoteRegion, Segment, Session};
 use tcpx_bench::bootstrap::Channel;
+use tcpx_bench::memory::Placed;
+use tcpx_bench::place::Place;
 use tcpx_bench::workload::Pattern;
 
 use super::message::{Message, or_tell};
@@ -17,10 +19,16 @@ const WRITE_SEED: u64 = 0x7772_6974_6521;
 const ROUNDS: u64 = 8;
 
 /// Connects to the server at `host`, tests every lane and tells it the outcome.
-pub(crate) fn run(config: &Config, host: &str, timeout: Duration) -> Result<Report, CheckError> {
+pub(crate) fn run(
+    config: &Config,
+    place: Place,
+    host: &str,
+    timeout: Duration,
+) -> Result<Report, CheckError> {
+    let _device = place.open().step("cannot use that memory")?;
     let mut channel = Channel::connect(host, timeout)?;
     let outcome = start(config).and_then(|session| {
-        let report = test(&session, &mut channel, timeout)?;
+        let report = test(&session, place, &mut channel, timeout)?;
         let problem = report.problem.clone();
         Message::Done { problem }.send(&mut channel)?;
         // The lanes stay until the server has looked at its end of them.
@@ -32,7 +40,12 @@ pub(crate) fn run(config: &Config, host: &str, timeout: Duration) -> Result<Repo
     or_tell(outcome, &mut channel)
 }
 
-fn test(session: &Session, channel: &mut Channel, timeout: Duration) -> Result<Report, CheckError> {
+fn test(
+    session: &Session,
+    place: Place,
+    channel: &mut Channel,
+    timeout: Duration,
+) -> Result<Report, CheckError> {
     let info = session.connection_info();
     Message::Hello { info }.send(channel)?;
     let info = match Message::receive(channel)? {
@@ -60,6 +73,7 @@ fn test(session: &Session, channel: &mut Channel, timeout: Duration) -> Result<R
         peer: &peer,
         channel,
         timeout,
+        place,
         len,
     };
     let remote = test.remote_region()?;
@@ -98,6 +112,8 @@ struct Test<'a> {
     peer: &'a Peer,
     channel: &'a mut Channel,
     timeout: Duration,
+    /// Where this side's memory lies.
+    place: Place,
     len: usize,
 }
 
@@ -109,16 +125,14 @@ impl Test<'_> {
         round: u64,
     ) -> Result<Option<String>, CheckError> {
         let written = WRITE_SEED + round;
-        let buffer = Buffer::new(self.len);
-        let region = self
-            .session
-            .register(&buffer)
-            .step("cannot register memory")?;
+        let memory =
+            Placed::new(self.session, self.place, self.len).step("cannot register memory")?;
+        let region = memory.region();
 
         let mut bytes = vec![0; self.len];
         Pattern::new(written).fill(0, &mut bytes);
-        buffer.write(0, &bytes);
-        self.transfer(Op::Write, &region, remote)
+        memory.write(&bytes).step("cannot write memory")?;
+        self.transfer(Op::Write, region, remote)
             .step("the WRITE failed")?;
 
         Message::Written { seed: written }.send(self.channel)?;
@@ -130,9 +144,10 @@ impl Test<'_> {
             return Ok(Some(format!("byte {offset} of the WRITE arrived changed")));
         }
 
-        self.transfer(Op::Read, &region, remote)
+        self.transfer(Op::Read, region, remote)
             .step("the READ failed")?;
-        let difference = Pattern::new(seed).first_difference(0, &buffer.to_vec());
+        memory.read(&mut bytes).step("cannot read memory")?;
+        let difference = Pattern::new(seed).first_difference(0, &bytes);
         Ok(difference.map(|offset| format!("byte {offset} of the READ arrived changed")))
     }
 

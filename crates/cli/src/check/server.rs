@@ -3,8 +3,10 @@
 use std::net::TcpListener;
 use std::time::Duration;
 
-use tcpx::{Buffer, Config, LaneInfo, Peer, Region, Session};
+use tcpx::{Config, LaneInfo, Peer, Session};
 use tcpx_bench::bootstrap::{BootstrapError, Channel};
+use tcpx_bench::memory::Placed;
+use tcpx_bench::place::Place;
 use tcpx_bench::workload::Pattern;
 use tracing::warn;
 
@@ -22,6 +24,7 @@ const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 pub(crate) fn serve(
     listener: &TcpListener,
     config: &Config,
+    place: Place,
     wait: Option<Duration>,
     timeout: Duration,
 ) -> Result<Report, CheckError> {
@@ -30,7 +33,7 @@ pub(crate) fn serve(
         channel.set_timeout(timeout);
         match Message::receive(&mut channel) {
             Ok(Message::Hello { info }) => {
-                let outcome = attend(&mut channel, config, &info);
+                let outcome = attend(&mut channel, config, place, &info);
                 return or_tell(outcome, &mut channel);
             }
             Ok(other) => warn!(
@@ -42,7 +45,12 @@ pub(crate) fn serve(
     }
 }
 
-fn attend(channel: &mut Channel, config: &Config, info: &[u8]) -> Result<Report, CheckError> {
+fn attend(
+    channel: &mut Channel,
+    config: &Config,
+    place: Place,
+    info: &[u8],
+) -> Result<Report, CheckError> {
     let session = start(config)?;
     let peer = session
         .add_peer(info)
@@ -53,6 +61,7 @@ fn attend(channel: &mut Channel, config: &Config, info: &[u8]) -> Result<Report,
         session: &session,
         peer: &peer,
         channel,
+        place,
         lent: None,
         before: Vec::new(),
     };
@@ -64,8 +73,10 @@ struct Service<'a> {
     session: &'a Session,
     peer: &'a Peer,
     channel: &'a mut Channel,
+    /// Where that memory lies.
+    place: Place,
     /// What the client may write to and read from.
-    lent: Option<(Buffer, Region)>,
+    lent: Option<Placed>,
     /// The lanes before any payload.
     before: Vec<LaneInfo>,
 }
@@ -90,24 +101,21 @@ impl Service<'_> {
         // The client asks once it has connected and pinged.
         self.before = self.peer.lanes();
         let bytes = bytes.clamp(1, REGION_MAX);
-        let buffer = Buffer::new(bytes);
-        let region = self
-            .session
-            .register(&buffer)
-            .step("cannot register memory")?;
-        let descriptor = region.descriptor().to_bytes();
-        self.lent = Some((buffer, region));
+        let lent = Placed::new(self.session, self.place, bytes).step("cannot register memory")?;
+        let descriptor = lent.region().descriptor().to_bytes();
+        self.lent = Some(lent);
         Ok(Message::Region { descriptor }.send(self.channel)?)
     }
 
     fn compare(&mut self, seed: u64) -> Result<(), CheckError> {
         let next = seed ^ READ_SEED;
         let mut difference = None;
-        if let Some((buffer, _region)) = &self.lent {
-            let mut bytes = buffer.to_vec();
+        if let Some(memory) = &self.lent {
+            let mut bytes = vec![0; memory.len()];
+            memory.read(&mut bytes).step("cannot read memory")?;
             difference = Pattern::new(seed).first_difference(0, &bytes);
             Pattern::new(next).fill(0, &mut bytes);
-            buffer.write(0, &bytes);
+            memory.write(&bytes).step("cannot write memory")?;
         }
         Ok(Message::Compared {
             difference,
@@ -124,10 +132,7 @@ impl Service<'_> {
             local: party(self.session, self.channel.local()),
             remote: remote_party(self.peer, &lanes, self.channel.remote()),
             connect_seconds: None,
-            bytes: self
-                .lent
-                .as_ref()
-                .map_or(0, |(buffer, _)| buffer.len() as u64),
+            bytes: self.lent.as_ref().map_or(0, |memory| memory.len() as u64),
             lanes,
         }
     }

@@ -31,7 +31,10 @@ server` on one and `tcpx bench client HOST` on the other.
 Every case is measured in turns with *the floor*: a plain readv/writev loop over the same bytes, \
 the same blocks and as many streams. The ratio says how much of what raw sockets give is left; the \
 absolute numbers depend on the machine and the day. Before and after the rounds every byte is \
-compared: wrong bytes give no result.";
+compared: wrong bytes give no result.
+
+With --mem, the engine moves memory of GPUs; raw sockets do not reach that, so the floor moves host \
+memory in any case.";
 
 const EXAMPLES: &str = "\
 \x1b[1m\x1b[4mExamples:\x1b[0m
@@ -40,6 +43,8 @@ const EXAMPLES: &str = "\
   tcpx bench --case kv16k --op read --lanes 4
   tcpx bench --size 1M,64M --block 4K,16K --duration 5s
   tcpx bench --report bench.html              Everything, as one page with plots
+  tcpx bench --mem vram:0 --quick             From GPU memory to GPU memory
+  tcpx bench --mem host,vram:0                This side in host memory, the other on GPU 0
   tcpx bench --soak 10m                       Mixed transfers, watching memory
   tcpx bench server                           On one machine …
   tcpx bench client 10.0.0.1 --json           … and on the other
@@ -102,11 +107,18 @@ pub(crate) fn run(args: &Arguments, output: &mut Output) -> Result<Verdict, Fail
     match &args.role {
         None => measure(&args.measurement, output, || {
             let program = Program::same(["bench", SECOND_PROCESS])?;
-            Ok(Bench::spawn(&program, args.settings.load()?)?)
+            let config = args.settings.load()?;
+            Ok(Bench::spawn(&program, args.measurement.memory, config)?)
         }),
         Some(Role::Client(client)) => measure(&client.measurement, output, || {
             let config = client.settings.load()?;
-            Ok(Bench::connect(&client.host, client.timeout, config)?)
+            let memory = client.measurement.memory;
+            Ok(Bench::connect(
+                &client.host,
+                client.timeout,
+                memory,
+                config,
+            )?)
         }),
         Some(Role::Server(server)) => server::run(server, output),
         Some(Role::Second) => {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use tcpx::Config;
+use tcpx_bench::place::Place;
 use tcpx_bench::units;
 
 use crate::Verdict;
@@ -28,6 +29,7 @@ const EXAMPLES: &str = "\
   tcpx check client 10.0.0.1              … and on the second
   tcpx check server --keep --port 9000    For many clients, until Ctrl-C
   tcpx check client '[fd00::1]:9000' --lanes 8 --json
+  tcpx check client 10.0.0.1 --mem vram:0 From and to the memory of GPU 0
 
 The bootstrap port hands the connection info, with its secret, to whoever connects: open it on \
 networks you trust, and only while you test.
@@ -83,6 +85,10 @@ struct Common {
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_time)]
     timeout: Duration,
 
+    /// Where this side's memory lies: host, or vram:N for GPU N
+    #[arg(long = "mem", value_name = "PLACE", default_value_t)]
+    memory: Place,
+
     #[command(flatten)]
     settings: Settings,
 }
@@ -92,7 +98,10 @@ pub(crate) fn run(args: &Arguments, output: &mut Output) -> Result<Verdict, Fail
         Role::Server(args) => server(args, &args.common.settings.load()?, output),
         Role::Client(args) => {
             let config = args.common.settings.load()?;
-            let report = check::client(&config, &args.host, args.common.timeout)?;
+            let Common {
+                timeout, memory, ..
+            } = args.common;
+            let report = check::client(&config, memory, &args.host, timeout)?;
             conclude(&report, output)
         }
     }
@@ -103,11 +112,13 @@ fn server(
     config: &Config,
     output: &mut Output,
 ) -> Result<Verdict, Failure> {
+    let memory = args.common.memory;
+    let _device = memory.open()?;
     let listener = args.listen.with(TcpListener::bind)?;
     let address = listener.local_addr()?;
     loop {
         output.note(format_args!("Waiting for a client on {address} …"));
-        let outcome = check::serve(&listener, config, args.wait, args.common.timeout);
+        let outcome = check::serve(&listener, config, memory, args.wait, args.common.timeout);
         match outcome {
             Ok(report) => {
                 let verdict = conclude(&report, output)?;

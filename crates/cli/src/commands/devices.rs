@@ -1,6 +1,8 @@
 //! `tcpx devices`: the interfaces of this machine, and which of them carry lanes.
 //!
-//! Other devices (GPUs, plugins) become further fields of [`Report`] and further tables.
+//! GPUs are in `gpus`; other devices (plugins) become further fields of [`Report`] and further tables.
+
+mod gpus;
 
 use std::fmt::Display;
 
@@ -16,7 +18,8 @@ use crate::units;
 
 const LONG: &str = "\
 Lists every network interface of this machine, whether transfers may use it or why not, and which \
-ones the current settings choose.
+ones the current settings choose; then the GPUs that this process sees, and the interfaces nearest \
+to each.
 
 Chosen are, unless TCPX_INTERFACES or --interfaces says otherwise, all interfaces with a device \
 behind them that are up and have an address; in a container, its virtual interface; where there is \
@@ -27,10 +30,11 @@ const EXAMPLES: &str = "\
   tcpx devices
   tcpx devices --interfaces ^docker,eth0    What would be left?
   tcpx devices --json | jq -r '.interfaces[] | select(.selected) | .name'
+  tcpx devices --json | jq '.gpus[] | {ordinal, name, nearest}'
 
 Exits with 1 when the settings choose no interface.";
 
-/// List network interfaces: speed, MTU, NUMA node, PCI address, usable or why not
+/// List network interfaces and GPUs: speed, NUMA node, PCI address, usable or why not
 #[derive(Debug, Args)]
 #[command(long_about = LONG, after_long_help = EXAMPLES)]
 pub(crate) struct Arguments {
@@ -54,6 +58,7 @@ pub(crate) fn run(args: &Arguments, output: &mut Output) -> Result<Verdict, Fail
             .map(|interface| Row::of(interface, &selection))
             .collect(),
         selection,
+        gpus: gpus::Section::find(&found),
     };
     if output.is_json() {
         output.document(&report)?;
@@ -71,6 +76,8 @@ pub(crate) fn run(args: &Arguments, output: &mut Output) -> Result<Verdict, Fail
 struct Report {
     interfaces: Vec<Row>,
     selection: Selection,
+    #[serde(flatten)]
+    gpus: gpus::Section,
 }
 
 /// Which interfaces the settings choose.
@@ -192,6 +199,7 @@ impl Report {
         }
         output.show(table)?;
         output.line("")?;
+        self.gpus.print(output)?;
         self.print_selection(output)
     }
 

@@ -40,7 +40,7 @@ pub(super) fn open_files(limit: Limit, lanes: usize) -> Finding {
     }
 }
 
-/// Only pinned memory counts: zero-copy sends, and staging for GPUs.
+/// Only zero-copy sends count: what CUDA pins for GPUs does not.
 pub(super) fn locked_memory(limit: Limit) -> Finding {
     const ID: &str = "limits.memlock";
     match limit.soft {
@@ -49,13 +49,12 @@ pub(super) fn locked_memory(limit: Limit) -> Finding {
         Some(soft) => Finding::info(
             ID,
             format!(
-                "{} may be locked; plain transfers lock nothing, zero-copy sends and GPU staging \
-                 do (about {})",
+                "{} may be locked; plain transfers lock nothing, zero-copy sends do (about {})",
                 bytes(soft),
                 bytes(PINNED)
             ),
         )
-        .advise("run `ulimit -l unlimited` before starting an application that uses these"),
+        .advise("run `ulimit -l unlimited` before starting an application that uses them"),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `tcpx bench`: small measurements over two real processes. Numbers are not judged, bytes are.
 
-use crate::support::{Server, run, tcpx};
+use crate::support::{Run, Server, run, tcpx};
 
 #[test]
 fn a_measurement_is_a_document_with_the_floor_in_it() {
@@ -98,6 +98,73 @@ fn a_server_is_measured_against() {
     let report = report.expect(0).json();
     assert_eq!(report["lanes"], 2);
     assert_eq!(report["cases"].as_array().unwrap().len(), 2);
+    server.finish().expect(0);
+}
+
+/// Host memory by way of the stand-in for a GPU, both processes.
+#[test]
+fn staged_memory_is_verified_too() {
+    let arguments = [
+        "bench",
+        "--size",
+        "5000001",
+        "--block",
+        "0,4099",
+        "--iterations",
+        "5",
+        "--json",
+    ];
+    let staged: Run = tcpx(&arguments)
+        .env("TCPX_STAGING", "always")
+        .output()
+        .unwrap()
+        .into();
+    let report = staged.expect(0).json();
+    assert_eq!(report["memory"]["initiator"], "host");
+    for case in report["cases"].as_array().unwrap() {
+        assert_eq!(case["verified"], true, "{case}");
+    }
+}
+
+/// The driver may be there where this runs; GPU 4096 is not.
+#[test]
+fn memory_of_a_gpu_that_is_not_there_is_a_failure_that_says_what_is_missing() {
+    for (places, from) in [
+        ("vram:4096", ""),
+        ("host,vram:4096", "the other side of the benchmark failed: "),
+    ] {
+        let refused = run(&["bench", "--mem", places, "--quick", "--json"]).expect(1);
+        let error = refused.json()["error"].as_str().unwrap().to_owned();
+        let rest = error
+            .strip_prefix(from)
+            .unwrap_or_else(|| panic!("{error}"));
+        assert!(rest.contains("CUDA"), "{error}");
+    }
+    let word = run(&["bench", "--mem", "gpu"]).expect(2);
+    assert!(word.stderr.contains("vram:N"), "{}", word.stderr);
+}
+
+#[test]
+fn a_server_without_the_gpu_says_so() {
+    let arguments = [
+        "bench",
+        "server",
+        "--bind",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--once",
+    ];
+    let server = Server::start(tcpx(&arguments));
+    let client = ["bench", "client", &server.address, "--quick"];
+    let refused = run(&[&client[..], &["--mem", "host,vram:4096"]].concat()).expect(1);
+    assert!(
+        refused.stderr.contains("the other side"),
+        "{}",
+        refused.stderr
+    );
+    assert!(refused.stderr.contains("CUDA"), "{}", refused.stderr);
+    // For the server that was a client like any other.
     server.finish().expect(0);
 }
 

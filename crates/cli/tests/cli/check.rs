@@ -48,6 +48,20 @@ fn every_lane_is_verified_on_both_sides() {
     assert_eq!(server["remote"]["name"], client["local"]["name"]);
 }
 
+/// Each side chooses its own memory; a GPU that is not there is found before anybody is bothered.
+#[test]
+fn memory_of_a_gpu_that_is_not_there_is_a_failure_that_says_what_is_missing() {
+    for role in [
+        &["check", "server", "--port", "0"][..],
+        &["check", "client", "127.0.0.1:1"],
+    ] {
+        let refused = run(&[role, &["--mem", "vram:4096"]].concat()).expect(1);
+        assert!(refused.stderr.contains("CUDA"), "{}", refused.stderr);
+        let word = run(&[role, &["--mem", "vram"]].concat()).expect(2);
+        assert!(word.stderr.contains("vram:N"), "{}", word.stderr);
+    }
+}
+
 #[test]
 fn people_get_a_readable_verdict() {
     let server = server(&[]);

@@ -45,6 +45,23 @@ fn the_table_says_the_same() {
 }
 
 #[test]
+fn gpus_are_listed_or_their_absence_explained() {
+    let document = run(&["devices", "--json"]).expect(0).json();
+    let gpus = document["gpus"].as_array().unwrap();
+    let table = run(&["devices"]).expect(0).stdout;
+    match document["no_gpus"].as_str() {
+        Some(why) => {
+            assert!(gpus.is_empty() && why.contains("CUDA"), "{why}");
+            assert!(table.contains("No GPUs: "), "{table}");
+        }
+        None => {
+            assert!(gpus[0]["memory_bytes"].as_u64().unwrap() > 0);
+            assert!(table.contains("COMPUTE"), "{table}");
+        }
+    }
+}
+
+#[test]
 fn an_option_overrides_the_variable() {
     let run: Run = tcpx(&["devices", "--interfaces", "=lo", "--json"])
         .env("TCPX_INTERFACES", "nosuch")

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use tcpx_bench::floor::Waiting;
 use tcpx_bench::measure::Extras;
+use tcpx_bench::place::Places;
 use tcpx_bench::suite::{self, Case};
 use tcpx_bench::workload;
 
@@ -27,6 +28,10 @@ const QUICK_TIME: Duration = Duration::from_secs(1);
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Measurement")]
 pub(super) struct Measurement {
+    /// Where the memory lies: host, or vram:N for GPU N; two, with a comma, for this side and the other
+    #[arg(long = "mem", value_name = "PLACE[,PLACE]", default_value_t)]
+    pub(super) memory: Places,
+
     /// Named cases to measure [default: all of them]
     #[arg(long = "case", value_name = "NAME,…", value_delimiter = ',')]
     cases: Vec<String>,
@@ -208,6 +213,22 @@ mod tests {
         assert_eq!(plan.cases.len(), 10);
         assert!(!plan.full && plan.soak.is_none());
         assert_eq!(plan.extras, Extras::default());
+    }
+
+    #[test]
+    fn memory_is_of_the_host_unless_a_gpu_is_named() {
+        let memory = |line: &str| {
+            let words = std::iter::once("bench").chain(line.split_whitespace());
+            Line::try_parse_from(words).map(|line| line.measurement.memory)
+        };
+        assert_eq!(memory("").unwrap(), Places::default());
+        assert_eq!(memory("--mem vram:1").unwrap().to_string(), "vram:1");
+        assert_eq!(
+            memory("--mem host,vram:0").unwrap().to_string(),
+            "host,vram:0"
+        );
+        let error = memory("--mem gpu").unwrap_err().to_string();
+        assert!(error.contains("vram:N"), "{error}");
     }
 
     #[test]

@@ -2,8 +2,9 @@
 
 use comfy_table::CellAlignment;
 use tcpx_bench::measure::CaseResult;
+use tcpx_bench::place::Places;
 use tcpx_bench::report::Report;
-use tcpx_bench::soak::SoakResult;
+use tcpx_bench::soak::{SoakResult, SoakSample};
 use tcpx_bench::units::{bytes, seconds};
 
 use crate::error::Failure;
@@ -18,7 +19,7 @@ const POOR_RATIO: f64 = 0.7;
 pub(super) fn print(report: &Report, output: &mut Output) -> Result<(), Failure> {
     machine(report, output)?;
     if !report.cases.is_empty() {
-        cases(&report.cases, output)?;
+        cases(&report.cases, report.memory, output)?;
     }
     prepare(report, output)?;
     idle(report, output)?;
@@ -40,16 +41,40 @@ fn machine(report: &Report, output: &mut Output) -> Result<(), Failure> {
             count(machine.cores, "core"),
             machine.kernel
         ))?;
+        if !report.memory.are_host() && !machine.gpus.is_empty() {
+            output.line(machine.gpus.join(", "))?;
+        }
     }
     output.line(format_args!(
-        "{}, tcpx {}",
+        "{}, {}, tcpx {}",
         count(report.lanes, "lane"),
+        memory(report.memory),
         report.version
     ))?;
     Ok(output.line("")?)
 }
 
-fn cases(cases: &[CaseResult], output: &mut Output) -> Result<(), Failure> {
+/// Where the bytes lay.
+fn memory(places: Places) -> String {
+    if places.initiator == places.target {
+        return format!("memory: {}", places.initiator);
+    }
+    format!(
+        "memory: {} here, {} at the other side",
+        places.initiator, places.target
+    )
+}
+
+/// The heading of the floor's column: raw sockets reach host memory only.
+fn floor_heading(places: Places) -> &'static str {
+    if places.are_host() {
+        "FLOOR GB/S"
+    } else {
+        "FLOOR (HOST MEMORY) GB/S"
+    }
+}
+
+fn cases(cases: &[CaseResult], memory: Places, output: &mut Output) -> Result<(), Failure> {
     let mut table = output.table();
     table.set_header(output.header(&[
         "CASE",
@@ -60,7 +85,7 @@ fn cases(cases: &[CaseResult], output: &mut Output) -> Result<(), Failure> {
         "P50",
         "P99",
         "CPU S/GB",
-        "FLOOR GB/S",
+        floor_heading(memory),
         "RATIO",
         "CPU RATIO",
     ]));
@@ -101,10 +126,15 @@ fn cases(cases: &[CaseResult], output: &mut Output) -> Result<(), Failure> {
     } else {
         "Bytes were not verified."
     };
-    let floor = if cases.iter().any(|case| case.floor.is_some()) {
-        " RATIO: our GB/s as a part of the floor's, a raw readv/writev loop in the same run."
-    } else {
-        ""
+    let floor = match cases.iter().any(|case| case.floor.is_some()) {
+        true if memory.are_host() => {
+            " RATIO: our GB/s as a part of the floor's, a raw readv/writev loop in the same run."
+        }
+        true => {
+            " RATIO: our GB/s as a part of the floor's, a raw readv/writev loop over host memory in \
+             the same run."
+        }
+        false => "",
     };
     Ok(output.line(format_args!("{verified}{floor}"))?)
 }
@@ -179,10 +209,39 @@ fn soak(soak: &SoakResult, output: &mut Output) -> Result<(), Failure> {
     } else {
         output.paint(Tone::Good, "The steady state did not grow:")
     };
-    Ok(output.line(format_args!(
+    output.line(format_args!(
         "{verdict} {:+.0} KiB here, {:+.0} KiB there, {:+.0} descriptors.",
         growth.initiator_bytes / 1024.0,
         growth.target_bytes / 1024.0,
         growth.descriptors
-    ))?)
+    ))?;
+    let on_gpu = |sample: &SoakSample| {
+        sample.initiator.device_free_bytes.is_some() || sample.target.device_free_bytes.is_some()
+    };
+    if soak.samples.iter().any(on_gpu) {
+        output.line(format_args!(
+            "GPU memory in use by all processes: {:+.1} MiB.",
+            growth.device_bytes / f64::from(1 << 20)
+        ))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_says_where_the_bytes_lay() {
+        let places = |text: &str| text.parse::<Places>().unwrap();
+        assert_eq!(memory(places("host")), "memory: host");
+        assert_eq!(
+            memory(places("host,vram:0")),
+            "memory: host here, vram:0 at the other side"
+        );
+        assert_eq!(floor_heading(places("host")), "FLOOR GB/S");
+        for text in ["vram:0", "host,vram:0", "vram:0,host"] {
+            assert_eq!(floor_heading(places(text)), "FLOOR (HOST MEMORY) GB/S");
+        }
+    }
 }

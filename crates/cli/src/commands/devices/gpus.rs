@@ -1,0 +1,155 @@
+//! The GPUs of this machine, for `tcpx devices`.
+
+use serde::Serialize;
+use tcpx::cuda::{self, DeviceInfo};
+use tcpx_bench::units::bytes;
+use tcpx_net::interfaces::Interface;
+
+use crate::error::Failure;
+use crate::gpus::{self, Distance, Location};
+use crate::output::{Output, Tone};
+
+/// The GPUs, or why there are none.
+#[derive(Debug, Serialize)]
+pub(super) struct Section {
+    gpus: Vec<Gpu>,
+    /// Why there are none, where there are none.
+    no_gpus: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Gpu {
+    /// The number that `vram:N` and the library take.
+    ordinal: u32,
+    name: String,
+    pci_address: String,
+    numa_node: Option<u32>,
+    memory_bytes: u64,
+    compute_capability: String,
+    /// The newest CUDA that the driver supports.
+    cuda_version: String,
+    nearest: Option<Nearest>,
+}
+
+#[derive(Debug, Serialize)]
+struct Nearest {
+    interfaces: Vec<String>,
+    distance: Distance,
+}
+
+impl Section {
+    /// The GPUs that this process sees, and which of `interfaces` are near them.
+    pub(super) fn find(interfaces: &[Interface]) -> Section {
+        match cuda::devices() {
+            Ok(devices) => {
+                let interfaces = gpus::of_interfaces(interfaces);
+                let of = |device| Gpu::of(device, &interfaces);
+                Section {
+                    gpus: devices.iter().map(of).collect(),
+                    no_gpus: None,
+                }
+            }
+            Err(error) => Section {
+                gpus: Vec::new(),
+                no_gpus: Some(error.to_string()),
+            },
+        }
+    }
+
+    pub(super) fn print(&self, output: &mut Output) -> Result<(), Failure> {
+        if let Some(why) = &self.no_gpus {
+            let line = output.paint(Tone::Dim, format_args!("No GPUs: {why}."));
+            output.line(line)?;
+            return Ok(output.line("")?);
+        }
+        let mut table = output.table();
+        table.set_header(output.header(&[
+            "GPU", "NAME", "PCI", "NUMA", "MEMORY", "COMPUTE", "CUDA", "NEAREST",
+        ]));
+        for gpu in &self.gpus {
+            table.add_row(gpu.cells().map(|text| output.cell(Tone::Plain, text)));
+        }
+        output.show(table)?;
+        Ok(output.line("")?)
+    }
+}
+
+impl Gpu {
+    /// As the table shows it.
+    fn cells(&self) -> [String; 8] {
+        let unknown = || "-".to_owned();
+        [
+            self.ordinal.to_string(),
+            self.name.clone(),
+            self.pci_address.clone(),
+            self.numa_node.map_or_else(unknown, |node| node.to_string()),
+            bytes(self.memory_bytes),
+            self.compute_capability.clone(),
+            self.cuda_version.clone(),
+            self.nearest.as_ref().map_or_else(unknown, |near| {
+                format!("{} ({})", near.interfaces.join(", "), near.distance)
+            }),
+        ]
+    }
+
+    fn of(device: &DeviceInfo, interfaces: &[(String, Location)]) -> Gpu {
+        let nearest = gpus::nearest(&gpus::of_gpu(device), interfaces);
+        let version = |(major, minor): (u32, u32)| format!("{major}.{minor}");
+        Gpu {
+            ordinal: device.ordinal,
+            name: device.name.clone(),
+            pci_address: device.pci_bus_id.clone(),
+            numa_node: device.numa_node,
+            memory_bytes: device.total_bytes,
+            compute_capability: version(device.compute_capability),
+            cuda_version: version(device.driver_version),
+            nearest: nearest.map(|(distance, interfaces)| Nearest {
+                interfaces: interfaces.into_iter().map(str::to_owned).collect(),
+                distance,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu(nearest: Option<Nearest>) -> Gpu {
+        Gpu {
+            ordinal: 1,
+            name: "NVIDIA H200".into(),
+            pci_address: "0000:0a:00.0".into(),
+            numa_node: None,
+            memory_bytes: 141 << 30,
+            compute_capability: "9.0".into(),
+            cuda_version: "13.0".into(),
+            nearest,
+        }
+    }
+
+    #[test]
+    fn the_table_and_the_document_say_what_is_near() {
+        let near = gpu(Some(Nearest {
+            interfaces: vec!["eth1".into(), "eth2".into()],
+            distance: Distance::SameSwitch,
+        }));
+        let cells = near.cells();
+        assert_eq!(cells[4], "141 GiB");
+        assert_eq!(cells[7], "eth1, eth2 (same PCI switch)");
+        let section = Section {
+            gpus: vec![near],
+            no_gpus: None,
+        };
+        let document = serde_json::to_value(section).unwrap();
+        let nearest = &document["gpus"][0]["nearest"];
+        assert_eq!(nearest["distance"], "same_switch");
+        assert_eq!(nearest["interfaces"][1], "eth2");
+    }
+
+    #[test]
+    fn what_is_not_known_is_a_dash() {
+        let cells = gpu(None).cells();
+        assert_eq!((cells[3].as_str(), cells[7].as_str()), ("-", "-"));
+    }
+}

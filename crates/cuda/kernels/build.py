@@ -10,7 +10,7 @@ import sys
 
 # CUDA 11.8 writes PTX that driver 520 and every later one compiles. compute_70 is the oldest GPU of interest,
 # and the drivers take its PTX to every later one.
-OPTIONS = [b"--gpu-architecture=compute_70", b"--std=c++14", b"--restrict"]
+OPTIONS = [b"--gpu-architecture=compute_70", b"--std=c++14"]
 LIBRARY = "nvidia/cuda_nvrtc/lib/libnvrtc.so.11.2"
 
 

@@ -1,12 +1,13 @@
 // Copies many ranges in one launch. Built by build.py; the result, copy.ptx, is part of the source.
 //
-// The host cuts the work into items of at most 8 KiB, one for each warp (src/table.rs). A launch has thousands
-// of warps, and each has 4 KiB of loads on the way before its first store: memory latency is hidden even where
+// The grid is two-dimensional: across, one warp for each item; down, the item's pieces of `piece` bytes. So the host
+// lays out one item a range without cutting it, and a long range is still the work of many warps. A launch has
+// thousands of warps, each with kilobytes of loads on the way before its first store: latency is hidden even where
 // one side is host memory behind PCIe.
 
-// Loads that a thread has on the way at once. Eight of 16 bytes in 32 lanes are 4 KiB, a common block.
-#define DEPTH 8
 #define WARP 32
+// Loads that a thread has on the way at once: eight of 16 bytes in 32 lanes are 4 KiB, a common block.
+#define DEPTH 8
 #define INLINE_ITEMS 248
 // Warps of a block of `tcpx_copy_table`: their items, 128 bytes, are one read.
 #define TABLE_WARPS 8
@@ -16,8 +17,7 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// What one warp copies, as `Item` of src/table.rs: where from in the low 48 bits of x, the length in its high 16,
-// where to in y.
+// One range, as `Item` of src/table.rs: where from in the low 48 bits of x, the length in its high 16, where to in y.
 typedef ulonglong2 item;
 
 struct inline_items {
@@ -47,13 +47,17 @@ template <typename T> __device__ __forceinline__ void copy_wide(u64 from, u64 to
   }
 }
 
-// Copies one item with the widest accesses that both sides allow. What lies before the first and after the last
-// aligned value, less than 16 bytes each, goes byte by byte: the head by the lower half of the warp, the tail by
+// Copies one piece of an item with the widest accesses that both sides allow. What lies before the first and after the
+// last aligned value, less than 16 bytes each, goes byte by byte: the head by the lower half of the warp, the tail by
 // the upper half.
-__device__ __forceinline__ void copy_item(item work, u64 from_base, u64 to_base, u32 lane) {
-  u64 from = from_base + (work.x & 0xffffffffffffull);
-  u64 to = to_base + work.y;
+__device__ __forceinline__ void copy_piece(item work, u64 from, u64 to, u32 piece, u32 lane) {
   u32 len = (u32)(work.x >> 48);
+  u32 start = blockIdx.y * piece;
+  if (start >= len) return;
+  len -= start;
+  if (len > piece) len = piece;
+  from += (work.x & 0xffffffffffffull) + start;
+  to += work.y + start;
 
   // The lowest bit in which the sides differ, at most 16.
   u32 differ = (u32)(from ^ to) | 16;
@@ -79,18 +83,19 @@ __device__ __forceinline__ void copy_item(item work, u64 from_base, u64 to_base,
 }
 
 // Few items: they are parameters, which a launch brings along.
-extern "C" __global__ void tcpx_copy_inline(const inline_items items, u32 count, u64 from_base, u64 to_base) {
+extern "C" __global__ void tcpx_copy_inline(const inline_items items, u32 count, u64 from, u64 to, u32 piece) {
   u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
-  if (warp < count) copy_item(items.at[warp], from_base, to_base, threadIdx.x % WARP);
+  if (warp < count) copy_piece(items.at[warp], from, to, piece, threadIdx.x % WARP);
 }
 
-// Many items: they are in host memory, and a block reads those of all its warps at once.
+// Many items: they are in host memory, and a block reads those of all its warps at once. That is faster than to have
+// them copied to the device first.
 extern "C" __global__ void __launch_bounds__(TABLE_WARPS *WARP)
-    tcpx_copy_table(const item *items, u32 count, u64 from_base, u64 to_base) {
+    tcpx_copy_table(const item *items, u32 count, u64 from, u64 to, u32 piece) {
   __shared__ item mine[TABLE_WARPS];
   u32 first = blockIdx.x * TABLE_WARPS;
   u32 warp = threadIdx.x / WARP;
   if (threadIdx.x < TABLE_WARPS && first + threadIdx.x < count) mine[threadIdx.x] = items[first + threadIdx.x];
   __syncthreads();
-  if (first + warp < count) copy_item(mine[warp], from_base, to_base, threadIdx.x % WARP);
+  if (first + warp < count) copy_piece(mine[warp], from, to, piece, threadIdx.x % WARP);
 }

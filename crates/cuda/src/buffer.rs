@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use crate::context::{Context, log};
 use crate::error::Error;
+use crate::stream::Stream;
 use crate::{Device, give_way, sys};
 
 /// Memory of a device, for benchmarks and tests. Its copies wait until they are done.
 #[derive(Debug)]
 pub struct DeviceBuffer {
     context: Arc<Context>,
-    stream: sys::Stream,
+    stream: Stream,
     address: sys::DevicePtr,
     len: usize,
 }
@@ -29,13 +30,10 @@ impl DeviceBuffer {
         let _scope = context.enter()?;
         let mut buffer = Self {
             context: Arc::clone(&context),
-            stream: std::ptr::null_mut(),
+            stream: Stream::new(&context)?,
             address: 0,
             len,
         };
-        // SAFETY: stores a handle.
-        let code = unsafe { (api.stream_create)(&mut buffer.stream, sys::STREAM_NON_BLOCKING) };
-        api.check(code, "making a stream")?;
         // SAFETY: stores an address.
         let code = unsafe { (api.mem_alloc)(&mut buffer.address, len.max(1)) };
         api.check(code, "allocating device memory")?;
@@ -117,11 +115,10 @@ impl DeviceBuffer {
     ) -> Result<(), Error> {
         let api = self.context.api;
         let _scope = self.context.enter()?;
-        api.check(start(self.stream), asked)?;
+        api.check(start(self.stream.raw), asked)?;
         let mut turns = 0;
         loop {
-            // SAFETY: our own stream.
-            match unsafe { (api.stream_query)(self.stream) } {
+            match self.stream.query() {
                 sys::NOT_READY => give_way(&mut turns),
                 code => return api.check(code, asked),
             }
@@ -140,11 +137,6 @@ impl Drop for DeviceBuffer {
             // SAFETY: allocated by `alloc`; its own copies are over, other users have kept it until now.
             let code = unsafe { (api.mem_free)(self.address) };
             log(api, code, "freeing device memory");
-        }
-        if !self.stream.is_null() {
-            // SAFETY: made by `alloc`.
-            let code = unsafe { (api.stream_destroy)(self.stream) };
-            log(api, code, "closing a stream");
         }
     }
 }

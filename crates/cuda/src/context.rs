@@ -166,13 +166,16 @@ impl Context {
             let code = unsafe { (api.module_get_function)(&mut function, module, name.as_ptr()) };
             api.check(code, "finding a copy kernel").map(|()| function)
         };
-        match (function(c"tcpx_copy_inline"), function(c"tcpx_copy_table")) {
-            (Ok(inline), Ok(table)) => Ok(self.kernels.get_or_init(|| Kernels {
+        let kernels = (|| {
+            Ok(Kernels {
                 module,
-                inline,
-                table,
-            })),
-            (Err(error), _) | (_, Err(error)) => {
+                inline: function(c"tcpx_copy_inline")?,
+                table: function(c"tcpx_copy_table")?,
+            })
+        })();
+        match kernels {
+            Ok(kernels) => Ok(self.kernels.get_or_init(|| kernels)),
+            Err(error) => {
                 // SAFETY: nothing of the module is in use.
                 unsafe { (api.module_unload)(module) };
                 Err(error)

@@ -9,21 +9,25 @@
 //! - [`DeviceBuffer`]: device memory for benchmarks and tests.
 //!
 //! Inside: `sys` is the driver's interface, `context` owns one CUDA context and what was made in it,
-//! `table` is the pure logic that cuts lists into work for the kernel in `kernels/copy.cu`, `queue`
-//! starts the work. A queue, pinned memory and a buffer each hold their context by an `Arc`: dropping
+//! `table` (pure) cuts lists into work for the kernel in `kernels/copy.cu`, `ring` (pure) finds room for
+//! it, `queue` starts it, `completion` tells when
+//! it is done. A queue, pinned memory and a buffer each hold their context by an `Arc`: dropping
 //! in any order is safe.
 //!
 //! Every entry leaves the calling thread's current CUDA context as it found it, uses streams of its own
 //! that do not wait for the default stream, and never synchronises a device.
 
 mod buffer;
+mod completion;
 mod context;
 mod error;
 mod info;
 mod locate;
 mod pinned;
 mod queue;
+mod ring;
 mod standin;
+mod stream;
 mod sys;
 mod table;
 
@@ -64,15 +68,13 @@ pub struct Ticket(u64);
 /// By which way a queue moves bytes. All ways give the same result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Path {
-    /// The copy engine for few or large ranges, otherwise the kernel by the way that is faster.
+    /// The copy engine for few or large ranges, otherwise the kernel.
     #[default]
     Auto,
     /// Always the copy engine: one copy a range.
     Engine,
-    /// The kernel gathers into device memory, the copy engine takes that to the host (and back likewise).
-    Staged,
-    /// The kernel reads and writes the pinned host memory itself.
-    Mapped,
+    /// Always the kernel: one launch for all ranges. It reaches pinned host memory by itself.
+    Kernel,
 }
 
 /// A device that memory lies on: a CUDA context, or the [`StandIn`].
@@ -110,7 +112,7 @@ pub trait Device: Send + Sync + Debug {
 pub trait Queue: Send {
     /// Starts copying `from` (this device's memory), back to back, to `to` (pinned).
     ///
-    /// A call of more than 16,384 pieces may wait for room in the queue's tables, piece by piece.
+    /// A call of more than 65,536 pieces may wait for room in the queue's tables, piece by piece.
     ///
     /// # Safety
     ///

@@ -11,7 +11,7 @@ use crate::table::{Dense, List, Ranges, Side, Sources, Targets, Walk, measure};
 use crate::{Device, Entry, Path, Queue, Range, Ticket};
 
 /// Copies in flight on one queue; as many as on a real one.
-const TICKETS: u64 = crate::queue::TICKETS as u64;
+const TICKETS: u64 = crate::completion::TICKETS as u64;
 
 /// Acts as a device whose memory is ordinary host memory, so that everything above can be tested without a
 /// GPU.
@@ -133,7 +133,7 @@ impl StandInQueue {
 }
 
 fn runs<F: Side, T: Side>(mut walk: Walk<F, T>) -> Vec<Run> {
-    std::iter::from_fn(|| walk.next_run()).collect()
+    std::iter::from_fn(|| walk.next_run(u64::MAX)).collect()
 }
 
 impl Queue for StandInQueue {

@@ -1,17 +1,16 @@
-//! Pure: how lists of ranges become work for the kernel, and room for it in a ring.
+//! Pure: how lists of ranges become work for the kernel.
 
 use crate::error::Error;
 use crate::{Entry, Range};
 
-/// The most that one warp copies. Longer ranges are cut by the host, so that one long range among many
-/// short ones does not become one warp's work; shorter pieces would only mean more of them. In two
-/// rounds of 4 KiB a warp has it done.
-pub(crate) const PIECE: u64 = 8 << 10;
+/// Longer ranges are cut, so that one of them among many short ones does not make the grid of a launch,
+/// which is as high as its longest item, mostly empty.
+pub(crate) const CUT: u64 = 32 << 10;
 
-/// Addresses, and offsets of the source, have this many bits; the length has the rest.
+/// The source's address has this many bits; the length has the rest.
 const ADDRESS_BITS: u32 = 48;
 
-/// What one warp copies, as `kernels/copy.cu` reads it: one 16-byte load.
+/// One range to copy, as `kernels/copy.cu` reads it: one 16-byte load.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Item {
@@ -24,7 +23,6 @@ pub(crate) struct Item {
 impl Item {
     #[inline]
     pub(crate) fn new(from: u64, to: u64, len: u64) -> Self {
-        debug_assert!(from >> ADDRESS_BITS == 0 && (1..=PIECE).contains(&len));
         Self {
             from_and_len: from | len << ADDRESS_BITS,
             to,
@@ -40,6 +38,17 @@ impl Item {
             self.from_and_len >> ADDRESS_BITS,
         )
     }
+}
+
+/// What was laid out in a table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Filled {
+    /// How many items.
+    pub(crate) items: usize,
+    /// How many bytes they copy.
+    pub(crate) bytes: u64,
+    /// No item is longer.
+    pub(crate) longest: u64,
 }
 
 /// Which side of a list's elements is meant.
@@ -107,7 +116,8 @@ pub(crate) fn measure<V: View>(list: &[V::Of]) -> Result<Measure, Error> {
         let mut sum = 0_u64;
         for place in part {
             let (start, len) = (V::start(place), V::len(place));
-            // The highest bit of all is the highest bit of any. Where the end wraps, one of the two is high.
+            // The highest bit of all is the highest bit of any. An end that wraps has a high start or
+            // length.
             ends |= start | len | start.wrapping_add(len);
             sum = sum.wrapping_add(len);
         }
@@ -136,8 +146,8 @@ pub(crate) trait Side {
 
     /// How many places lie ahead whole.
     fn whole(&self) -> usize;
-    /// The start and length of one of these, which lies `ahead` bytes ahead.
-    fn peek(&self, index: usize, ahead: u64) -> (u64, u64);
+    /// The start and length of each of the next `count` of these. A dense side gives where it is.
+    fn ahead(&self, count: usize) -> impl Iterator<Item = (u64, u64)>;
     /// Goes on by `count` of these, `bytes` in all.
     fn skip(&mut self, count: usize, bytes: u64);
 }
@@ -152,7 +162,10 @@ pub(crate) struct List<'a, V: View> {
 
 impl<'a, V: View> List<'a, V> {
     pub(crate) fn new(list: &'a [V::Of]) -> Self {
-        let mut side = Self { rest: list, offset: 0 };
+        let mut side = Self {
+            rest: list,
+            offset: 0,
+        };
         side.skip(0, 0);
         side
     }
@@ -172,7 +185,11 @@ impl<V: View> Side for List<'_, V> {
     #[inline]
     fn advance(&mut self, bytes: u64) {
         self.offset += bytes;
-        if self.rest.first().is_none_or(|place| V::len(place) == self.offset) {
+        if self
+            .rest
+            .first()
+            .is_none_or(|place| V::len(place) == self.offset)
+        {
             self.skip(1, 0);
         }
     }
@@ -187,9 +204,9 @@ impl<V: View> Side for List<'_, V> {
     }
 
     #[inline]
-    fn peek(&self, index: usize, _: u64) -> (u64, u64) {
-        let place = &self.rest[index];
-        (V::start(place), V::len(place))
+    fn ahead(&self, count: usize) -> impl Iterator<Item = (u64, u64)> {
+        let places = self.rest[..count].iter();
+        places.map(|place| (V::start(place), V::len(place)))
     }
 
     #[inline]
@@ -226,13 +243,53 @@ impl Side for Dense {
         usize::MAX
     }
     #[inline]
-    fn peek(&self, _: usize, ahead: u64) -> (u64, u64) {
-        (self.0 + ahead, u64::MAX)
+    fn ahead(&self, _: usize) -> impl Iterator<Item = (u64, u64)> {
+        std::iter::repeat((self.0, u64::MAX))
     }
     #[inline]
     fn skip(&mut self, _: usize, bytes: u64) {
         self.0 += bytes;
     }
+}
+
+/// Lays out one item for each place, as nearly every list allows: without looking at any twice, and
+/// without a branch, about a nanosecond each. None if some place does not allow it (it is too long, differs
+/// in length from its counterpart, or has an address that does not fit): then `items` is of no use.
+#[inline]
+pub(crate) fn pack<F: Side, T: Side>(from: &F, to: &T, items: &mut [Item]) -> Option<Filled> {
+    let count = items.len();
+    if count > from.whole().min(to.whole()) {
+        return None;
+    }
+    let (mut bytes, mut lengths, mut addresses, mut differing) = (0_u64, 0_u64, 0_u64, 0_u64);
+    let places = from.ahead(count).zip(to.ahead(count));
+    for (item, ((source, here), (target, there))) in items.iter_mut().zip(places) {
+        let len = if F::IS_DENSE { there } else { here };
+        let source = if F::IS_DENSE {
+            source.wrapping_add(bytes)
+        } else {
+            source
+        };
+        let target = if T::IS_DENSE {
+            target.wrapping_add(bytes)
+        } else {
+            target
+        };
+        if !F::IS_DENSE && !T::IS_DENSE {
+            differing |= here ^ there;
+        }
+        // The highest bit of all is the highest bit of any.
+        addresses |= source | target;
+        lengths |= len;
+        bytes = bytes.wrapping_add(len);
+        *item = Item::new(source, target, len);
+    }
+    let fits = differing == 0 && lengths < 2 * CUT && addresses >> ADDRESS_BITS == 0;
+    fits.then_some(Filled {
+        items: count,
+        bytes,
+        longest: lengths,
+    })
 }
 
 /// Both sides of a copy, with what is left of it.
@@ -243,7 +300,7 @@ pub(crate) struct Walk<F, T> {
 }
 
 impl<F: Side, T: Side> Walk<F, T> {
-    /// `bytes` is the total of the side (or sides) that is a list.
+    /// `bytes` is the total of the side (or sides) that is a list; both were measured.
     pub(crate) fn new(from: F, to: T, bytes: u64) -> Self {
         Self {
             from,
@@ -259,127 +316,45 @@ impl<F: Side, T: Side> Walk<F, T> {
 
     /// At most this many items are left.
     pub(crate) fn most_items(&self) -> usize {
-        let cuts = self.from.places() + self.to.places();
-        cuts.saturating_add(usize::try_from(self.left / PIECE).unwrap_or(usize::MAX))
+        let runs = self.from.places() + self.to.places();
+        runs.saturating_add(usize::try_from(self.left / CUT).unwrap_or(usize::MAX))
     }
 
-    /// Fills `items` with the next work, of at most `most` bytes; returns how many items and bytes.
-    #[inline]
-    pub(crate) fn fill(&mut self, items: &mut [Item], most: u64) -> (usize, u64) {
-        let most = most.min(self.left);
-        let (mut count, mut bytes) = (0, 0);
-        while count < items.len() && bytes < most {
-            let (pieces, moved) = self.fill_whole(&mut items[count..], most - bytes);
-            count += pieces;
-            bytes += moved;
-            if count == items.len() || bytes == most {
-                break;
-            }
-            let ((from, here), (to, there)) = (self.from.next(), self.to.next());
-            let len = here.min(there).min(PIECE).min(most - bytes);
-            items[count] = Item::new(from, to, len);
-            self.from.advance(len);
-            self.to.advance(len);
-            count += 1;
-            bytes += len;
+    /// Fills `items` with the next work.
+    pub(crate) fn fill(&mut self, items: &mut [Item]) -> Filled {
+        let whole = self.from.whole().min(self.to.whole()).min(items.len());
+        if whole > 0
+            && let Some(filled) = pack(&self.from, &self.to, &mut items[..whole])
+        {
+            self.from.skip(whole, filled.bytes);
+            self.to.skip(whole, filled.bytes);
+            self.left -= filled.bytes;
+            return filled;
         }
-        self.left -= bytes;
-        (count, bytes)
-    }
-
-    /// The nearly always whole work of `fill`, about a nanosecond each: places that need no cutting and are
-    /// equally long on both sides.
-    #[inline]
-    fn fill_whole(&mut self, items: &mut [Item], most: u64) -> (usize, u64) {
-        let room = self.from.whole().min(self.to.whole()).min(items.len());
-        let (mut count, mut bytes) = (0, 0);
-        for item in &mut items[..room] {
-            let ((from, here), (to, there)) = (self.from.peek(count, bytes), self.to.peek(count, bytes));
-            let len = if F::IS_DENSE { there } else { here };
-            let is_equal = F::IS_DENSE || T::IS_DENSE || here == there;
-            // An empty place wraps to a long one.
-            if len.wrapping_sub(1) >= PIECE || !is_equal || len > most - bytes {
+        let mut filled = Filled::default();
+        for item in items {
+            let Some((from, to, len)) = self.next_run(CUT) else {
                 break;
-            }
+            };
             *item = Item::new(from, to, len);
-            count += 1;
-            bytes += len;
+            filled.items += 1;
+            filled.bytes += len;
+            filled.longest = filled.longest.max(len);
         }
-        self.from.skip(count, bytes);
-        self.to.skip(count, bytes);
-        (count, bytes)
+        filled
     }
 
-    /// The next bytes that lie together on both sides, without regard to pieces; for the copy engine.
-    pub(crate) fn next_run(&mut self) -> Option<(u64, u64, u64)> {
+    /// The next bytes, of at most `most`, that lie together on both sides.
+    pub(crate) fn next_run(&mut self, most: u64) -> Option<(u64, u64, u64)> {
         if self.left == 0 {
             return None;
         }
         let ((from, here), (to, there)) = (self.from.next(), self.to.next());
-        let len = here.min(there).min(self.left);
+        let len = here.min(there).min(self.left).min(most);
         self.from.advance(len);
         self.to.advance(len);
         self.left -= len;
         Some((from, to, len))
-    }
-}
-
-/// Room in a ring of items: reserved at the head, freed at the tail, in order.
-#[derive(Debug)]
-pub(crate) struct Ring {
-    capacity: u64,
-    /// `tail <= head <= tail + capacity`; both only grow.
-    head: u64,
-    tail: u64,
-}
-
-impl Ring {
-    pub(crate) fn new(capacity: usize) -> Self {
-        Self {
-            capacity: capacity as u64,
-            head: 0,
-            tail: 0,
-        }
-    }
-
-    /// Where `count` items lie together; none while there is no such room.
-    pub(crate) fn reserve(&mut self, count: usize) -> Option<usize> {
-        // Blocks of the kernel read eight items, one line of memory, at once.
-        let count = (count as u64).next_multiple_of(8);
-        if count > self.capacity {
-            return None;
-        }
-        let at = self.head % self.capacity;
-        let skipped = if at + count > self.capacity {
-            self.capacity - at
-        } else {
-            0
-        };
-        if self.head == self.tail {
-            // Nothing is in use: what is skipped is free again at once.
-            self.tail += skipped;
-        }
-        if self.head + skipped + count > self.tail + self.capacity {
-            return None;
-        }
-        let start = self.head + skipped;
-        self.head = start + count;
-        usize::try_from(start % self.capacity).ok()
-    }
-
-    /// Gives back the end of what was reserved last: `used` of `reserved` items are kept.
-    pub(crate) fn trim(&mut self, reserved: usize, used: usize) {
-        self.head -= (reserved as u64).next_multiple_of(8) - (used as u64).next_multiple_of(8);
-    }
-
-    /// The position to free up to, when what has been reserved until now is no longer used.
-    pub(crate) fn position(&self) -> u64 {
-        self.head
-    }
-
-    /// Frees everything reserved before `position`.
-    pub(crate) fn free(&mut self, position: u64) {
-        self.tail = self.tail.max(position);
     }
 }
 
@@ -390,19 +365,24 @@ mod tests {
     use super::*;
 
     /// Items as (from, to, len), with what was left over after the last call.
-    fn all<F: Side, T: Side>(mut walk: Walk<F, T>, room: usize, most: u64) -> Vec<(u64, u64, u64)> {
+    fn all<F: Side, T: Side>(mut walk: Walk<F, T>, room: usize) -> Vec<(u64, u64, u64)> {
         let mut found = Vec::new();
         let mut items = vec![Item::default(); room];
         while walk.left() > 0 {
             let bound = walk.most_items();
             let before = walk.left();
-            let (count, bytes) = walk.fill(&mut items, most);
+            let filled = walk.fill(&mut items);
             assert!(
-                count <= bound,
-                "{count} items, at most {bound} were announced"
+                filled.items <= bound,
+                "{filled:?}, at most {bound} were announced"
             );
-            assert!(bytes > 0 && bytes <= most && before - bytes == walk.left());
-            found.extend(items[..count].iter().map(|item| item.parts()));
+            assert!(filled.bytes > 0 && before - filled.bytes == walk.left());
+            let parts: Vec<_> = items[..filled.items]
+                .iter()
+                .map(|item| item.parts())
+                .collect();
+            assert!(parts.iter().all(|part| part.2 <= filled.longest));
+            found.extend(parts);
         }
         found
     }
@@ -422,19 +402,19 @@ mod tests {
     }
 
     fn ranges() -> impl Strategy<Value = Vec<Range>> {
-        let len = prop_oneof![3 => 0_usize..70, 1 => 0_usize..40_000, 1 => Just(PIECE as usize)];
+        let len = prop_oneof![3 => 0_usize..70, 1 => 0_usize..200_000, 1 => Just(CUT as usize)];
         let range = (0_usize..1 << 40, len).prop_map(|(address, len)| Range { address, len });
         proptest::collection::vec(range, 0..30)
     }
 
     proptest! {
         #[test]
-        fn lists_and_dense_sides_pair_byte_by_byte(list in ranges(), room in 1_usize..40, most in 1_u64..50_000) {
+        fn lists_and_dense_sides_pair_byte_by_byte(list in ranges(), room in 1_usize..40) {
             let total = measure::<Ranges>(&list)?.bytes;
             let expected: Vec<(u64, u64)> = positions(&list).into_iter().zip(7..).collect();
             let walk = Walk::new(List::<Ranges>::new(&list), Dense(7), total);
-            let items = all(walk, room, most);
-            prop_assert!(items.iter().all(|item| item.2 <= PIECE));
+            let items = all(walk, room);
+            prop_assert!(items.iter().all(|item| item.2 < 2 * CUT));
             prop_assert_eq!(bytes(&items), expected);
         }
 
@@ -451,54 +431,32 @@ mod tests {
             let expected: Vec<(u64, u64)> = positions(&from).into_iter().zip(positions(&to)).collect();
             let sides = || (List::<Ranges>::new(&from), List::<Ranges>::new(&to));
             let walk = Walk::new(sides().0, sides().1, total);
-            prop_assert_eq!(bytes(&all(walk, room, u64::MAX)), expected.clone());
+            prop_assert_eq!(bytes(&all(walk, room)), expected.clone());
             let mut walk = Walk::new(sides().0, sides().1, total);
-            let runs: Vec<_> = std::iter::from_fn(|| walk.next_run()).collect();
+            let runs: Vec<_> = std::iter::from_fn(|| walk.next_run(u64::MAX)).collect();
             prop_assert!(runs.len() <= from.len() + to.len());
             prop_assert_eq!(bytes(&runs), expected);
-        }
-
-        #[test]
-        fn the_ring_never_gives_what_is_in_use(
-            steps in proptest::collection::vec((1_usize..40, 0_usize..40, any::<bool>()), 1..200),
-        ) {
-            let mut ring = Ring::new(64);
-            // Start, end and position of what is in use, oldest first.
-            let mut used = std::collections::VecDeque::<(usize, usize, u64)>::new();
-            for (wanted, trimmed, frees) in steps {
-                if frees && let Some((_, _, position)) = used.pop_front() {
-                    ring.free(position);
-                }
-                let Some(start) = ring.reserve(wanted) else {
-                    prop_assert!(!used.is_empty(), "an empty ring refused {wanted}");
-                    continue;
-                };
-                let kept = wanted - trimmed.min(wanted - 1);
-                ring.trim(wanted, kept);
-                let end = start + kept.next_multiple_of(8);
-                prop_assert!(start % 8 == 0 && end <= 64);
-                prop_assert!(used.iter().all(|&(from, to, _)| end <= from || to <= start));
-                used.push_back((start, end, ring.position()));
-            }
         }
     }
 
     #[test]
     fn entries_have_two_sides() {
-        let entries = [(1, 100, 5), (50, 7, 0), (9, 300, PIECE + 1)].map(|(from, to, len)| Entry {
-            from,
-            to,
-            len,
-        });
+        let entries = [(1, 100, 5), (50, 7, 0), (9, 300, 2 * CUT + 1)]
+            .map(|(from, to, len)| Entry { from, to, len });
         let total = measure::<Sources>(&entries).unwrap().bytes;
         let (from, to) = (
             List::<Sources>::new(&entries),
             List::<Targets>::new(&entries),
         );
-        let items = all(Walk::new(from, to, total), 10, u64::MAX);
+        let items = all(Walk::new(from, to, total), 10);
         assert_eq!(
             items,
-            [(1, 100, 5), (9, 300, PIECE), (9 + PIECE, 300 + PIECE, 1)]
+            [
+                (1, 100, 5),
+                (9, 300, CUT),
+                (9 + CUT, 300 + CUT, CUT),
+                (9 + 2 * CUT, 300 + 2 * CUT, 1)
+            ]
         );
     }
 

@@ -1,5 +1,5 @@
-//! Everything that `gpu_probe` checks on a GPU, on a driver made of ordinary memory (`fake/driver.cpp`), which
-//! runs the real kernels' source on the CPU.
+//! Everything that `gpu_probe` checks on a GPU, on a driver made of ordinary memory
+//! (`fake/driver.cpp`), which runs the source of the real kernels on the CPU.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -55,7 +55,13 @@ fn probe(arguments: &[&str]) -> String {
 fn example() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let target = tests.parent().and_then(Path::parent).unwrap();
-    target.join("examples/gpu_probe")
+    let example = target.join("examples/gpu_probe");
+    assert!(
+        example.exists(),
+        "{} is not built: run `cargo test` for the whole package",
+        example.display()
+    );
+    example
 }
 
 #[test]
@@ -67,4 +73,10 @@ fn every_check_of_the_probe_succeeds() {
 #[test]
 fn nothing_is_left_behind() {
     probe(&["--leak", "20"]);
+}
+
+#[test]
+fn a_failure_is_reported_and_survived() {
+    let printed = probe(&["--failure"]);
+    assert!(printed.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{printed}");
 }

@@ -7,7 +7,7 @@ use crate::bytes::{Random, expect_equal, random_ranges, total};
 
 const LEN: usize = 8 << 20;
 const POISON: u8 = 0xa5;
-const PATHS: [Path; 4] = [Path::Auto, Path::Engine, Path::Staged, Path::Mapped];
+const PATHS: [Path; 3] = [Path::Auto, Path::Engine, Path::Kernel];
 
 pub(crate) fn run(ordinal: u32) -> Outcome {
     alignments(ordinal)?;
@@ -20,7 +20,7 @@ pub(crate) fn run(ordinal: u32) -> Outcome {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8)
             .map(|i| {
-                scope.spawn(move || Bench::new(ordinal, PATHS[i % 4], i as u64)?.random_lists(4))
+                scope.spawn(move || Bench::new(ordinal, PATHS[i % 3], i as u64)?.random_lists(4))
             })
             .collect();
         threads
@@ -227,7 +227,7 @@ fn alignments(ordinal: u32) -> Outcome {
         ranges(&from, source.address()),
         ranges(&to, target.address()),
     );
-    for path in [Path::Engine, Path::Mapped] {
+    for path in [Path::Engine, Path::Kernel] {
         let mut queue = device(ordinal)?.queue_by(path)?;
         target.fill(POISON)?;
         // SAFETY: the buffers live on, and nobody else uses them, until the copy is done.
@@ -268,7 +268,7 @@ fn many_entries(ordinal: u32) -> Outcome {
         .collect();
     let device = device(ordinal)?;
     let host = device.pin(source.len())?;
-    for path in [Path::Staged, Path::Mapped] {
+    for path in [Path::Auto, Path::Kernel] {
         let mut queue = device.queue_by(path)?;
         // SAFETY: the buffers live on, and nobody else uses them, until the copy is done.
         let found = unsafe {

@@ -16,7 +16,7 @@ pub(crate) fn run(ordinal: u32, rounds: u32) -> Outcome {
                 len: 4000,
             })
             .collect();
-        for path in [Path::Auto, Path::Engine, Path::Staged, Path::Mapped] {
+        for path in [Path::Auto, Path::Engine, Path::Kernel] {
             let mut queue = keep.queue_by(path)?;
             // SAFETY: both outlive the queue, whose drop waits for the copy.
             unsafe { queue.gather(&ranges, host.address()) }?;

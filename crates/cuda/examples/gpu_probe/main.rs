@@ -1,10 +1,13 @@
-//! Checks and measures this crate on a machine with a GPU: gpu_probe [--device N] [--check-only] [--leak N]
+//! Checks and measures this crate on a machine with a GPU:
+//! gpu_probe [--device N] [--check-only | --leak N | --failure]
 //!
 //! Ends with a status other than zero if any byte is wrong. `--check-only` leaves the measurements out, for
 //! compute-sanitizer. `--leak N` makes and drops everything N times and compares the memory in use.
+//! `--failure` checks what is left after a copy that the device refuses.
 
 mod bytes;
 mod check;
+mod failure;
 mod leak;
 mod places;
 mod rates;
@@ -17,6 +20,7 @@ type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 struct Arguments {
     device: u32,
     check_only: bool,
+    failure: bool,
     leak: Option<u32>,
 }
 
@@ -37,6 +41,7 @@ fn arguments() -> Outcome<Arguments> {
     let mut found = Arguments {
         device: 0,
         check_only: false,
+        failure: false,
         leak: None,
     };
     let mut words = std::env::args().skip(1);
@@ -46,6 +51,7 @@ fn arguments() -> Outcome<Arguments> {
         match word.as_str() {
             "--device" => found.device = number()?,
             "--leak" => found.leak = Some(number()?),
+            "--failure" => found.failure = true,
             "--check-only" => found.check_only = true,
             _ => return Err(format!("unknown argument {word}").into()),
         }
@@ -61,6 +67,9 @@ fn run(arguments: &Arguments) -> Outcome {
     println!("free: {} MiB", tcpx_cuda::free_bytes(device)? >> 20);
     if let Some(rounds) = arguments.leak {
         return leak::run(device, rounds);
+    }
+    if arguments.failure {
+        return failure::run(device);
     }
     places::run(device)?;
     check::run(device)?;

@@ -49,6 +49,8 @@ pub(crate) fn run(ordinal: u32) -> Outcome {
         buffer.address() as u64,
     )?;
 
+    in_a_forked_child(buffer.address())?;
+
     driver.mem_alloc_async(&mut address, LEN, std::ptr::null_mut())?;
     // Stream-ordered memory exists once the stream has reached it.
     // The default stream is idle, so that is soon: a copy on the same stream would wait for it.
@@ -124,6 +126,26 @@ fn usable(driver: &Driver, what: &str, address: u64) -> Outcome {
     drop((queue, host));
     expect_current(driver, current, "after a queue's end")?;
     println!("place: {what} is on device {}", device.ordinal());
+    Ok(())
+}
+
+/// A child has no CUDA: to it, all memory is host memory, and a device is an error.
+fn in_a_forked_child(address: usize) -> Outcome {
+    // SAFETY: no other thread is at work yet, and the child ends without running destructors.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let is_right =
+            matches!(locate(address, LEN), Ok(None)) && matches!(device(0), Err(Error::Forked));
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(i32::from(!is_right)) };
+    }
+    let mut status = -1;
+    // SAFETY: waits for the child and stores a number.
+    unsafe { libc::waitpid(child, &mut status, 0) };
+    if status != 0 {
+        return Err(format!("a forked child found device memory, or crashed: {status:#x}").into());
+    }
+    println!("place: to a forked child it is host memory");
     Ok(())
 }
 

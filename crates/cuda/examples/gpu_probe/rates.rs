@@ -58,13 +58,16 @@ fn seconds_each(
     Ok(started.elapsed().as_secs_f64() / f64::from(rounds))
 }
 
+/// The same calls twice: as a caller has them, and queued behind other work, so that the host takes no part
+/// and the device alone is measured.
 fn within_device(ordinal: u32) -> Outcome {
+    let ballast = DeviceBuffer::alloc(ordinal, 2048 * MIB)?;
     for len in [16 * MIB, 256 * MIB, 1024 * MIB] {
         let from = DeviceBuffer::alloc(ordinal, len)?;
         let to = DeviceBuffer::alloc(ordinal, len)?;
         let device = device(ordinal)?;
         let rounds = (8192 * MIB / len) as u32;
-        let mut engine = 0.0;
+        let (mut engine, mut engine_alone) = (0.0, 0.0);
         for size in [len, 4096, 16384, 512] {
             let path = if size == len {
                 Path::Engine
@@ -77,19 +80,54 @@ fn within_device(ordinal: u32) -> Outcome {
             let each = seconds_each(&mut *queue, rounds, |queue| unsafe {
                 queue.copy(&from, &to)
             })?;
-            let rate = len as f64 / each / 1e9;
+            let mut queue = device.queue()?;
+            let alone = if from.len() <= 65536 {
+                seconds_alone(&mut *queue, &ballast, &from, &to)?
+            } else {
+                f64::NAN
+            };
+            let (rate, rate_alone) = (len as f64 / each / 1e9, len as f64 / alone / 1e9);
             if size == len {
-                engine = rate;
+                (engine, engine_alone) = (rate, rate_alone);
             }
             println!(
-                "rate: device copy of {:5} MiB in blocks of {size:>10}: {rate:7.0} GB/s, {:.2} of cuMemcpyDtoD, {:8.1} us",
+                "rate: device copy of {:4} MiB in blocks of {size:>10}: {rate:5.0} GB/s as called, {rate_alone:5.0} on the device alone, {:.2} and {:.2} of cuMemcpyDtoD, {:7.1} us",
                 len / MIB,
                 rate / engine,
+                rate_alone / engine_alone,
                 each * 1e6
             );
         }
     }
     Ok(())
+}
+
+/// Seconds that the device takes for a copy that has waited for it; the least of some.
+fn seconds_alone(
+    queue: &mut dyn Queue,
+    ballast: &DeviceBuffer,
+    from: &[Range],
+    to: &[Range],
+) -> Outcome<f64> {
+    let half = ballast.len() / 2;
+    let part = |at: usize| Range {
+        address: ballast.address() + at,
+        len: half,
+    };
+    let mut best = f64::MAX;
+    for _ in 0..10 {
+        // SAFETY: the buffers outlive the copies: the last is waited for.
+        let (before, last) = unsafe {
+            queue.copy(&[part(0)], &[part(half)])?;
+            let before = queue.copy(&[part(half)], &[part(0)])?;
+            (before, queue.copy(from, to)?)
+        };
+        while !queue.is_done(before)? {}
+        let started = Instant::now();
+        while !queue.is_done(last)? {}
+        best = best.min(started.elapsed().as_secs_f64());
+    }
+    Ok(best)
 }
 
 fn median(mut times: Vec<Duration>) -> (f64, f64) {
@@ -113,15 +151,7 @@ fn host_time(ordinal: u32) -> Outcome {
         let (mut from, mut to) = (blocks(&from, size, 1), blocks(&to, size, 2));
         from.truncate(entries);
         to.truncate(entries);
-        let mut times = Vec::new();
-        for _ in 0..200 {
-            let started = Instant::now();
-            // SAFETY: the buffers outlive the copy, which is waited for.
-            let ticket = unsafe { queue.copy(&from, &to) }?;
-            times.push(started.elapsed());
-            queue.wait(ticket)?;
-        }
-        let (half, most) = median(times);
+        let (half, most) = host_micros(&mut *queue, &from, &to)?;
         println!(
             "host time: copy of {entries:>5} x {size:>5}: median {half:6.1} us, 99 % {most:6.1} us"
         );
@@ -129,7 +159,20 @@ fn host_time(ordinal: u32) -> Outcome {
     Ok(())
 }
 
-/// From the call until a poll says that it is done.
+/// Median and 99 % of the microseconds that one call takes of its thread.
+fn host_micros(queue: &mut dyn Queue, from: &[Range], to: &[Range]) -> Outcome<(f64, f64)> {
+    let mut times = Vec::new();
+    for _ in 0..200 {
+        let started = Instant::now();
+        // SAFETY: the buffers outlive the copy, which is waited for.
+        let ticket = unsafe { queue.copy(from, to) }?;
+        times.push(started.elapsed());
+        while !queue.is_done(ticket)? {}
+    }
+    Ok(median(times))
+}
+
+/// What a call takes of its thread, and how long it is until a poll says that the copy is done.
 fn latency(ordinal: u32) -> Outcome {
     let buffer = DeviceBuffer::alloc(ordinal, 64 * MIB)?;
     let device = device(ordinal)?;
@@ -145,10 +188,10 @@ fn latency(ordinal: u32) -> Outcome {
     for (entries, size) in cases {
         let mut ranges = blocks(&buffer, size, 1);
         ranges.truncate(entries);
-        for path in [Path::Engine, Path::Staged, Path::Mapped] {
+        for path in [Path::Engine, Path::Kernel] {
             let mut queue = device.queue_by(path)?;
             let mut show = |what: &str, scatter: bool| -> Outcome {
-                let mut times = Vec::new();
+                let (mut calls, mut times) = (Vec::new(), Vec::new());
                 for _ in 0..500 {
                     let started = Instant::now();
                     // SAFETY: the buffers outlive the copy, which is waited for.
@@ -159,12 +202,14 @@ fn latency(ordinal: u32) -> Outcome {
                             queue.gather(&ranges, host.address())
                         }
                     }?;
+                    calls.push(started.elapsed());
                     while !queue.is_done(ticket)? {}
                     times.push(started.elapsed());
                 }
                 let (half, most) = median(times);
+                let call = median(calls).0;
                 println!(
-                    "latency: {what} of {entries:>3} x {size:>7} by {path:<8?}: median {half:6.1} us, 99 % {most:6.1} us"
+                    "latency: {what} of {entries:>3} x {size:>7} by {path:<6?}: call {call:5.1} us, done median {half:6.1} us, 99 % {most:6.1} us"
                 );
                 Ok(())
             };
@@ -179,25 +224,14 @@ fn latency(ordinal: u32) -> Outcome {
 fn to_and_from_host(ordinal: u32) -> Outcome {
     const SLOT: usize = MIB;
     for size in [SLOT, 65536, 16384, 4096] {
-        for path in [Path::Engine, Path::Staged, Path::Mapped] {
+        for path in [Path::Engine, Path::Kernel] {
             if size == SLOT && path != Path::Engine {
                 continue;
             }
             for scatter in [false, true] {
                 let mut line = String::new();
                 for queues in [1, 2, 4, 8] {
-                    let rate = std::thread::scope(|scope| -> Outcome<f64> {
-                        let threads: Vec<_> = (0..queues)
-                            .map(|seed| {
-                                scope.spawn(move || one_queue(ordinal, path, size, scatter, seed))
-                            })
-                            .collect();
-                        let mut sum = 0.0;
-                        for thread in threads {
-                            sum += thread.join().map_err(|_| "a thread panicked")??;
-                        }
-                        Ok(sum)
-                    })?;
+                    let rate = many_queues(ordinal, path, size, scatter, queues)?;
                     line += &format!(" {rate:6.1}");
                 }
                 let what = if scatter { "scatter" } else { "gather " };
@@ -209,6 +243,20 @@ fn to_and_from_host(ordinal: u32) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// The rate of several queues together, each on a thread of its own.
+fn many_queues(ordinal: u32, path: Path, size: usize, scatter: bool, queues: u64) -> Outcome<f64> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..queues)
+            .map(|seed| scope.spawn(move || one_queue(ordinal, path, size, scatter, seed)))
+            .collect();
+        let mut sum = 0.0;
+        for thread in threads {
+            sum += thread.join().map_err(|_| "a thread panicked")??;
+        }
+        Ok(sum)
+    })
 }
 
 fn one_queue(ordinal: u32, path: Path, size: usize, scatter: bool, seed: u64) -> Outcome<f64> {

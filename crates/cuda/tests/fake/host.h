@@ -8,7 +8,7 @@
 #define __global__
 #define __shared__ static
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __syncthreads()
 
 struct uint4 {
@@ -38,8 +38,9 @@ template <typename T> static void __stcs(T *to, T value) {
 #include "../../kernels/copy.cu"
 
 template <typename... A, typename... B>
-static void run_kernel(void (*kernel)(A...), unsigned grid, unsigned block, B... arguments) {
+static void run_kernel(void (*kernel)(A...), unsigned across, unsigned down, unsigned block, B... arguments) {
   blockDim.x = block;
-  for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++)
-    for (threadIdx.x = 0; threadIdx.x < block; threadIdx.x++) kernel(arguments...);
+  for (blockIdx.y = 0; blockIdx.y < down; blockIdx.y++)
+    for (blockIdx.x = 0; blockIdx.x < across; blockIdx.x++)
+      for (threadIdx.x = 0; threadIdx.x < block; threadIdx.x++) kernel(arguments...);
 }

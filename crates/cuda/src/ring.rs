@@ -1,0 +1,94 @@
+//! Pure: room for work in a ring of memory.
+
+/// Room in a ring of items: reserved at the head, freed at the tail, in order.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    capacity: u64,
+    /// `tail <= head <= tail + capacity`; both only grow.
+    head: u64,
+    tail: u64,
+}
+
+impl Ring {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self {
+            capacity: capacity as u64,
+            head: 0,
+            tail: 0,
+        }
+    }
+
+    /// Where `count` items lie together; none while there is no such room.
+    pub(crate) fn reserve(&mut self, count: usize) -> Option<usize> {
+        // Blocks of the kernel read eight items, one line of memory, at once.
+        let count = (count as u64).next_multiple_of(8);
+        if count > self.capacity {
+            return None;
+        }
+        if self.head == self.tail {
+            // Nothing is in use. From the start again: that memory is more likely to be in the cache.
+            self.head = self.head.next_multiple_of(self.capacity);
+            self.tail = self.head;
+        }
+        let at = self.head % self.capacity;
+        let skipped = if at + count > self.capacity {
+            self.capacity - at
+        } else {
+            0
+        };
+        if self.head + skipped + count > self.tail + self.capacity {
+            return None;
+        }
+        let start = self.head + skipped;
+        self.head = start + count;
+        usize::try_from(start % self.capacity).ok()
+    }
+
+    /// Gives back the end of what was reserved last: `used` of `reserved` items are kept.
+    pub(crate) fn trim(&mut self, reserved: usize, used: usize) {
+        self.head -= (reserved as u64).next_multiple_of(8) - (used as u64).next_multiple_of(8);
+    }
+
+    /// The position to free up to, when what has been reserved until now is no longer used.
+    pub(crate) fn position(&self) -> u64 {
+        self.head
+    }
+
+    /// Frees everything reserved before `position`.
+    pub(crate) fn free(&mut self, position: u64) {
+        self.tail = self.tail.max(position);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn the_ring_never_gives_what_is_in_use(
+            steps in proptest::collection::vec((1_usize..40, 0_usize..40, any::<bool>()), 1..200),
+        ) {
+            let mut ring = Ring::new(64);
+            // Start, end and position of what is in use, oldest first.
+            let mut used = std::collections::VecDeque::<(usize, usize, u64)>::new();
+            for (wanted, trimmed, frees) in steps {
+                if frees && let Some((_, _, position)) = used.pop_front() {
+                    ring.free(position);
+                }
+                let Some(start) = ring.reserve(wanted) else {
+                    prop_assert!(!used.is_empty(), "an empty ring refused {wanted}");
+                    continue;
+                };
+                let kept = wanted - trimmed.min(wanted - 1);
+                ring.trim(wanted, kept);
+                let end = start + kept.next_multiple_of(8);
+                prop_assert!(start % 8 == 0 && end <= 64);
+                prop_assert!(used.iter().all(|&(from, to, _)| end <= from || to <= start));
+                used.push_back((start, end, ring.position()));
+            }
+        }
+    }
+}

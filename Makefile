@@ -26,12 +26,16 @@ demo: $(DIST)/bin/tcpx
 
 test: need-cargo dist
 	scripts/test
+	scripts/test-kernels
+	scripts/test-capi
+	scripts/test-python
 	scripts/test-nixl
 
-dist: $(DIST)/bin/tcpx $(DIST)/nixl/libplugin_TCPX.so
+dist: $(DIST)/bin/tcpx $(DIST)/nixl/libplugin_TCPX.so $(DIST)/plugins/libnccl-net-tcpx-emu.so $(DIST)/python
 
 # Always asks cargo, which knows what is stale.
-.PHONY: $(DIST)/bin/tcpx $(DIST)/lib/libtcpx_p2p.a $(DIST)/nixl/libplugin_TCPX.so
+.PHONY: $(DIST)/bin/tcpx $(DIST)/lib/libtcpx_p2p.a $(DIST)/nixl/libplugin_TCPX.so \
+	$(DIST)/plugins/libnccl-net-tcpx-emu.so $(DIST)/python
 $(DIST)/bin/tcpx: need-cargo
 	$(CARGO) build --release --locked --package tcpx-cli
 	@mkdir -p $(@D)
@@ -39,12 +43,18 @@ $(DIST)/bin/tcpx: need-cargo
 
 $(DIST)/lib/libtcpx_p2p.a: need-cargo
 	$(CARGO) build --release --locked --package tcpx-capi
-	@mkdir -p $(@D) $(DIST)/include
-	@cp target/release/libtcpx_p2p.a target/release/libtcpx_p2p.so $(@D)
-	@cp crates/capi/include/tcpx_p2p.h $(DIST)/include
+	@crates/capi/install.sh target/release $(DIST)
 
 $(DIST)/nixl/libplugin_TCPX.so: $(DIST)/lib/libtcpx_p2p.a
 	plugins/nixl/build.sh $< $@
+
+$(DIST)/plugins/libnccl-net-tcpx-emu.so: need-cargo
+	$(CARGO) build --release --locked --package tcpx-emu
+	@mkdir -p $(@D)
+	@cp target/release/libnccl_net_tcpx_emu.so $@
+
+$(DIST)/python: $(DIST)/bin/tcpx $(DIST)/nixl/libplugin_TCPX.so
+	BUILT=$(DIST)/bin PLUGIN=$(DIST)/nixl/libplugin_TCPX.so scripts/wheel $@
 
 bench: $(DIST)/bin/tcpx
 	$(DIST)/bin/tcpx bench --report $(DIST)/bench.html

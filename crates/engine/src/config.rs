@@ -101,6 +101,7 @@ pub struct Config {
     control_interface: InterfaceSelector,
     transport: TransportKind,
     plugin: String,
+    plugin_version: u32,
     staging: StagingKind,
     staging_bytes: usize,
     peer_timeout: Duration,
@@ -228,7 +229,20 @@ const SETTINGS: &[Setting] = &[
             Some(())
         },
         show: |c| c.plugin.clone(),
-        reason: || "none".into(),
+        reason: || "empty: libnccl-net.so, as for NCCL".into(),
+    },
+    Setting {
+        key: "plugin_version",
+        variables: &["TCPX_PLUGIN_VERSION"],
+        help: "The version of the plugin API to use, for libraries that offer several; 0 takes the newest.",
+        expected: "0, or a version from 4 to 12",
+        parse: |c, v| {
+            let version = v.parse().ok().filter(|n| matches!(n, 0 | 4..=12))?;
+            c.plugin_version = version;
+            Some(())
+        },
+        show: |c| c.plugin_version.to_string(),
+        reason: || "0: what NCCL does".into(),
     },
     Setting {
         key: "staging",
@@ -361,6 +375,7 @@ impl Config {
             control_interface: InterfaceSelector::every_usable(),
             transport: TransportKind::Tcp,
             plugin: String::new(),
+            plugin_version: 0,
             staging: StagingKind::Auto,
             staging_bytes: 256 << 20,
             peer_timeout: Duration::from_secs(10),
@@ -548,10 +563,24 @@ impl Config {
         self.transport
     }
 
-    /// The NCCL net plugin to load; empty means none.
+    /// The NCCL net plugin to load; empty means `libnccl-net.so`.
     #[must_use]
     pub fn plugin(&self) -> &str {
         &self.plugin
+    }
+
+    /// The version of the plugin API to use; 0 means the newest.
+    #[must_use]
+    pub fn plugin_version(&self) -> u32 {
+        self.plugin_version
+    }
+
+    /// At least so many lanes, unless somebody said how many.
+    pub(crate) fn raise_lanes(&mut self, lanes: usize) {
+        let index = SETTINGS.iter().position(|s| s.key == "lanes");
+        if index.is_some_and(|index| self.sources[index] == Source::Default) {
+            self.lanes = self.lanes.max(lanes.min(MAX_LANES));
+        }
     }
 
     /// How long a peer with work outstanding may make no progress.

@@ -2,6 +2,7 @@
 //! connections apart and notices peers that have gone silent. It never blocks on a peer, and sleeps while there is
 //! nothing to do.
 
+mod comms;
 mod dial;
 mod listen;
 
@@ -33,6 +34,7 @@ pub(crate) struct Control {
 enum Command {
     Connect(Arc<PeerShared>),
     Reap(Arc<Connection>),
+    Plugged(Box<comms::Plugged>),
     Stop,
 }
 
@@ -115,6 +117,7 @@ impl ControlLoop {
                 match command {
                     Command::Connect(peer) => self.dial(&peer),
                     Command::Reap(connection) => connection.reap(),
+                    Command::Plugged(plugged) => self.plugged(*plugged),
                     Command::Stop => {
                         self.shut_down();
                         return;
@@ -184,7 +187,7 @@ impl ControlLoop {
             match command {
                 Command::Reap(connection) => connection.reap(),
                 Command::Connect(peer) => peer.unreachable(&Error::Closed),
-                Command::Stop => {}
+                Command::Plugged(_) | Command::Stop => {}
             }
         }
     }

@@ -25,6 +25,7 @@ use crate::region::{LocalSlice, Memory, Region, Regions, Segment};
 use crate::routes::LocalAddress;
 use crate::staging::Staging;
 use crate::transport::local::Local;
+use crate::transport::plugin::Net;
 use crate::transport::tcp::Connection;
 
 /// The inside of a session, shared with its threads, peers and transfers.
@@ -36,6 +37,8 @@ pub(crate) struct Core {
     pub(crate) control: Control,
     pub(crate) local: Local,
     pub(crate) staging: Staging,
+    /// The plugin that carries payload, if one does.
+    pub(crate) net: Option<Arc<Net>>,
     pub(crate) connections: Mutex<Vec<Arc<Connection>>>,
     /// Where lanes may leave from.
     pub(crate) local_addresses: Vec<LocalAddress>,
@@ -60,12 +63,15 @@ struct Peers {
 
 impl Core {
     pub(crate) fn start(config: Config) -> Result<(Arc<Self>, Vec<JoinHandle<()>>), Error> {
-        if config.transport() == TransportKind::Plugin {
-            return Err(Error::Config(crate::config::ConfigError::BadValue {
-                name: "transport".into(),
-                value: "plugin".into(),
-                expected: "tcp: this build has no plugin transport".into(),
-            }));
+        let mut config = config;
+        let staging = Staging::new(&config);
+        let net = match config.transport() {
+            TransportKind::Tcp => None,
+            TransportKind::Plugin => Some(Net::open(&config, &staging)?),
+        };
+        if let Some(net) = &net {
+            // Each network device has a lane.
+            config.raise_lanes(net.devices());
         }
         let chosen = choose_interfaces(&config)?;
         let options = socket_options(&config);
@@ -87,7 +93,8 @@ impl Core {
             regions: Regions::new(random()?),
             inbox: Inbox::default(),
             local: Local::default(),
-            staging: Staging::new(&config),
+            staging,
+            net,
             connections: Mutex::default(),
             local_addresses,
             addresses,

@@ -115,6 +115,28 @@ pub enum Error {
     #[error(transparent)]
     Device(#[from] tcpx_cuda::Error),
 
+    /// A NCCL net plugin cannot be used, or has failed.
+    #[error("{0}")]
+    Plugin(#[from] tcpx_ncclnet::Error),
+
+    /// A NCCL net plugin did something that it must not.
+    #[error("the plugin broke its contract: {what}")]
+    PluginBroke {
+        /// What it did.
+        what: String,
+    },
+
+    /// A plugin has messages in hand and completes none.
+    #[error(
+        "the plugin has completed no message of peer {peer:?} for {after:?} (limit: TCPX_PEER_TIMEOUT)"
+    )]
+    PluginStalled {
+        /// The peer.
+        peer: String,
+        /// How long nothing was completed.
+        after: Duration,
+    },
+
     /// A copy was lost together with others on its queue.
     #[error("the device failed while it was copying: an earlier error says why")]
     DeviceLost,
@@ -272,6 +294,7 @@ impl Error {
             ) => ErrorKind::NotSupported,
             Self::Device(tcpx_cuda::Error::OutOfAllocation { .. }) => ErrorKind::InvalidArgument,
             Self::Device(_) | Self::DeviceLost => ErrorKind::Environment,
+            Self::Plugin(_) | Self::PluginBroke { .. } => ErrorKind::Environment,
             Self::UnknownPeer(_) => ErrorKind::NotFound,
             Self::RegionDeregistered(_) | Self::NotRepostable(_) => ErrorKind::NotAllowed,
             Self::TransferActive => ErrorKind::Busy,
@@ -279,6 +302,7 @@ impl Error {
             Self::PeerUnreachable { .. }
             | Self::PeerNotConnected(_)
             | Self::PeerLost { .. }
+            | Self::PluginStalled { .. }
             | Self::PeerSilent { .. } => ErrorKind::Disconnected,
             Self::PeerRefused {
                 status: Status::Truncated,

@@ -62,6 +62,7 @@ pub use plan::Op;
 pub use region::{LocalSlice, MemId, MemoryKind, Region, RemoteRegion, RemoteSlice, Segment};
 pub use session::Session;
 pub use tcpx_cuda as cuda;
+pub use tcpx_ncclnet as ncclnet;
 pub use tcpx_net::interfaces;
 pub use tcpx_net::interfaces::InterfaceSelector;
 pub use tcpx_proto::frame::Status;

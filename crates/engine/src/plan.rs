@@ -232,6 +232,11 @@ impl Plan {
         self.groups[chunk.group as usize].device.as_ref()
     }
 
+    /// The local memory that the chunks use.
+    pub(crate) fn memory(&self) -> &[Arc<Memory>] {
+        &self.memory
+    }
+
     /// Whether local memory lies on a device.
     pub(crate) fn has_device(&self) -> bool {
         self.groups.iter().any(|group| group.device.is_some())

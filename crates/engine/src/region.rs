@@ -227,6 +227,11 @@ impl Memory {
         self.descriptor.key()
     }
 
+    /// The memory that was registered: itself, or what it is a part of.
+    pub(crate) fn root(self: &Arc<Self>) -> &Arc<Self> {
+        self.part_of.as_ref().unwrap_or(self)
+    }
+
     /// Whether the memory may still be touched.
     #[inline]
     pub(crate) fn is_live(&self) -> bool {

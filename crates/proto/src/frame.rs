@@ -13,6 +13,8 @@
 //! the *receiver* grants access to those addresses is the engine's decision, taken before the first
 //! payload byte is read.
 
+pub mod comm;
+
 use alloc::vec::Vec;
 
 use crate::descriptor::RegionKey;
@@ -68,11 +70,16 @@ pub enum Kind {
     SendDone = 11,
     /// The sender closes the connection in an orderly way.
     Goodbye = 12,
+    /// First frames of a lane with comms: what the peer needs to connect to a comm, then, empty, that both are there.
+    Comm = 13,
 }
 
 /// Flag of [`Kind::Write`]: `extra` is a notification, delivered once the chunk has landed. A flag
 /// and not a length, because an empty notification is a notification.
 pub const FLAG_NOTIFY: u8 = 1;
+/// Flag of [`Kind::Write`] and [`Kind::Data`]: the payload does not follow but travels on the lane's comm, in messages
+/// that are in the order of their frames.
+pub const FLAG_COMM: u8 = 2;
 /// Flag of [`Kind::Send`]: the payload holds the whole message.
 pub const FLAG_INLINE: u8 = 1;
 
@@ -179,6 +186,7 @@ impl Header {
             10 => Kind::Send,
             11 => Kind::SendDone,
             12 => Kind::Goodbye,
+            13 => Kind::Comm,
             other => return Err(FrameError::UnknownKind(other)),
         };
         let header = Self {
@@ -208,10 +216,17 @@ impl Header {
         self.table_bytes() + self.extra as usize
     }
 
-    /// Payload bytes that follow on the wire; a READ request announces bytes but carries none.
+    /// Whether the payload travels on the lane's comm.
+    #[must_use]
+    pub fn is_on_comm(&self) -> bool {
+        matches!(self.kind, Kind::Write | Kind::Data) && self.flags & FLAG_COMM != 0
+    }
+
+    /// Payload bytes that follow on the wire; a READ request announces bytes but carries none, and neither does a frame
+    /// whose payload is on the comm.
     #[must_use]
     pub fn payload_on_wire(&self) -> u64 {
-        if self.kind == Kind::Read {
+        if self.kind == Kind::Read || self.is_on_comm() {
             0
         } else {
             self.payload
@@ -230,6 +245,7 @@ impl Header {
             Kind::WriteError | Kind::ReadError | Kind::SendDone | Kind::Goodbye => {
                 (false, 0, MAX_TEXT_BYTES)
             }
+            Kind::Comm => (false, 0, comm::MAX_SETUP_BYTES as u64),
             Kind::Ack | Kind::Ping | Kind::Pong => (false, 0, 0),
         };
         let sizes_fit = table <= MAX_TABLE_BYTES as u64
@@ -245,11 +261,16 @@ impl Header {
                 self.extra as usize == TAG_BYTES
                     && (self.flags & FLAG_INLINE != 0 || self.payload == 0)
             }
-            Kind::Write => self.flags & FLAG_NOTIFY != 0 || self.extra == 0,
+            Kind::Write => {
+                (self.flags & FLAG_NOTIFY != 0 || self.extra == 0)
+                    && (self.flags & FLAG_COMM == 0 || self.payload > 0)
+            }
+            Kind::Data => self.flags & FLAG_COMM == 0 || self.payload > 0,
             _ => true,
         };
         let flags_fit = match self.kind {
-            Kind::Write => self.flags <= FLAG_NOTIFY,
+            Kind::Write => self.flags & !(FLAG_NOTIFY | FLAG_COMM) == 0,
+            Kind::Data => self.flags & !FLAG_COMM == 0,
             Kind::Send => self.flags <= FLAG_INLINE,
             // A status; what this version does not know is `Status::Other`.
             Kind::WriteError | Kind::ReadError | Kind::SendDone => true,

@@ -60,7 +60,9 @@ impl RemoteProcess {
         for (variable, _) in std::env::vars_os() {
             let variable = variable.to_string_lossy().into_owned();
             let ours = ["TCPX_", "NCCL_", "UCCL_"];
-            if ours.iter().any(|p| variable.starts_with(p)) && variable != "TCPX_LOG" {
+            // What is to be seen, and how the emulated plugin behaves, is the same for all.
+            let shared = variable == "TCPX_LOG" || variable.starts_with("TCPX_EMU_");
+            if ours.iter().any(|p| variable.starts_with(p)) && !shared {
                 command.env_remove(variable);
             }
         }

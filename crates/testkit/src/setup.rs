@@ -59,6 +59,20 @@ impl Setup {
         setup.with("chunk_bytes", "256K").with("window", 3)
     }
 
+    /// The same on native lanes, whatever the suite runs on: for tests whose other side is a raw socket.
+    #[must_use]
+    pub fn native(&self) -> Self {
+        self.with("transport", "tcp")
+    }
+
+    /// Whether a plugin carries the bytes. It cannot be made to let go of memory while its peer is stuck, other than by
+    /// ending the connection.
+    #[must_use]
+    pub fn is_plugin(&self) -> bool {
+        let pairs = self.pairs.iter();
+        pairs.into_iter().any(|(k, v)| k == "transport" && v == "plugin")
+    }
+
     /// The same with one more setting.
     #[must_use]
     pub fn with(&self, key: &str, value: impl std::fmt::Display) -> Self {

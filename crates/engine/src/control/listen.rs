@@ -5,15 +5,16 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
-use std::sync::Arc;
 use std::time::Instant;
 
 use tcpx_net::Stream;
-use tcpx_proto::handshake::{Established, Features, RejectCode, Server, ServerConfig};
+use tcpx_proto::handshake::{Established, RejectCode, Server, ServerConfig};
 use tcpx_proto::info::SessionId;
 
+use super::comms::{Joined, features};
 use super::{ControlLoop, HANDSHAKE_TIME, Inbound, Tokens, random, send_all};
-use crate::transport::tcp::{Connection, Lane};
+use crate::core::Core;
+use crate::transport::plugin::RawLane;
 
 /// Connections that have not proven themselves yet: enough for 32 peers with eight lanes to connect at once.
 const MAX_UNPROVEN: usize = 256;
@@ -101,7 +102,7 @@ impl ControlLoop {
         let server = Server::new(ServerConfig {
             identity: self.core.identity.clone(),
             window: NonZeroU32::new(self.core.config.window() as u32).unwrap_or(NonZeroU32::MIN),
-            features: Features::NONE,
+            features: features(&self.core),
             nonce: random()?,
         });
         let token = self.token();
@@ -122,7 +123,7 @@ impl ControlLoop {
         let Some(mut unproven) = self.incoming.unproven.remove(&token) else {
             return;
         };
-        match unproven.advance(self.core.is_closing()) {
+        match unproven.advance(&self.core) {
             Ok(None) => {
                 if self.poller.arm(&unproven.stream, token, false).is_ok() {
                     self.incoming.unproven.insert(token, unproven);
@@ -170,36 +171,14 @@ impl ControlLoop {
     }
 
     fn connection_arrived(&mut self, arrived: Arriving) {
-        let name = arrived.established.peer_name.as_str().to_owned();
-        let Some(peer) = self.core.inbound_peer(&arrived.established) else {
-            tracing::warn!(
-                peer = name,
-                "a connection claimed an identity that is not its own"
-            );
-            return;
-        };
-        peer.fence(true);
         let lanes = arrived.lanes.into_iter().flatten();
-        let lanes: std::io::Result<Vec<_>> = lanes
-            .map(|(stream, early)| Lane::new(stream, &early, &self.core))
-            .collect();
-        match lanes {
-            Ok(lanes) => {
-                let core = Arc::clone(&self.core);
-                let connection =
-                    Connection::new(core, Arc::clone(&peer), arrived.established, lanes);
-                tracing::debug!(
-                    peer = name,
-                    lanes = connection.lanes.len(),
-                    "a peer connected"
-                );
-                // Known before its first frame is read: whoever hears from it can answer.
-                peer.attached(&connection);
-                self.core.accepted(&peer);
-                connection.start();
-            }
-            Err(error) => tracing::warn!(peer = name, %error, "a connection broke as it was made"),
-        }
+        let lanes = lanes.map(|(stream, early)| RawLane { stream, early });
+        self.joined(Joined {
+            dialled: None,
+            established: arrived.established,
+            lanes: lanes.collect(),
+            deadline: Instant::now() + self.core.config.connect_timeout(),
+        });
     }
 
     /// Drops what has taken too long.
@@ -227,7 +206,7 @@ impl Unproven {
     /// Goes on with the handshake; returns what was agreed on once it is over.
     fn advance(
         &mut self,
-        closing: bool,
+        core: &Core,
     ) -> Result<Option<Established>, Box<dyn std::error::Error>> {
         match self.inbound.read(&self.stream) {
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(None),
@@ -235,8 +214,10 @@ impl Unproven {
         }
         let result = self.server.handle(&self.inbound.bytes);
         if let Some(proven) = self.server.proven() {
-            if closing {
+            if core.is_closing() {
                 self.server.reject(RejectCode::Closing);
+            } else if proven.features != features(core) {
+                self.server.reject(RejectCode::Transport);
             } else if proven.lanes > MAX_LANES {
                 self.server.reject(RejectCode::TooMany);
             } else {

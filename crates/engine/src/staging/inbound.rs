@@ -6,9 +6,9 @@ use std::sync::Arc;
 use tcpx_cuda::Device;
 use tcpx_net::{Cursor, Span};
 
-use super::DEPTH;
 use super::pool::{Direction, Pool, Slot};
 use super::queues::{Copy, Queues};
+use super::{DEPTH, SHORT_BYTES, look};
 use crate::error::Error;
 
 /// The parts of one lane's payloads that are being received or copied on to a device. `T` is what remains to be
@@ -45,6 +45,11 @@ impl<T> Inbound<T> {
     /// Whether nothing is on its way: what has arrived may be dealt with at once.
     pub(crate) fn is_empty(&self) -> bool {
         self.landing.is_empty()
+    }
+
+    /// Whether the oldest copy has newer ones behind it.
+    pub(crate) fn is_deep(&self) -> bool {
+        self.landing.len() > 1
     }
 
     /// Where the next bytes of a payload go, at most `left`; none while there is no slot for them.
@@ -94,6 +99,11 @@ impl<T> Inbound<T> {
         let copy = self.queues.scatter(device, spans, *at, &slot, len)?;
         at.advance(spans, len);
         self.slots += 1;
+        if is_last && len <= SHORT_BYTES && self.landing.is_empty() {
+            let queues = &mut self.queues;
+            // A failure is found again when it is due.
+            look(|| queues.is_done(copy).unwrap_or(true));
+        }
         self.landing.push_back(Landing {
             copy: Some((copy, slot)),
             then: None,

@@ -14,6 +14,7 @@ mod pool;
 mod queues;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tcpx_cuda::{Device, StandIn};
 use tcpx_net::Span;
@@ -21,7 +22,7 @@ use tcpx_net::Span;
 pub(crate) use self::inbound::Inbound;
 pub(crate) use self::outbound::Outbound;
 pub(crate) use self::pool::{Direction, Pool, Slot};
-pub(crate) use self::queues::Queues;
+pub(crate) use self::queues::{Copy, Queues};
 use crate::config::{Config, StagingKind};
 use crate::error::Error;
 use crate::region::MemoryKind;
@@ -30,8 +31,21 @@ use crate::region::MemoryKind;
 /// for the other.
 pub(crate) const DEPTH: usize = 4;
 
-/// Larger slots gain nothing and leave the cache.
-const MAX_SLOT_BYTES: usize = 1 << 20;
+/// Larger slots gain nothing and leave the cache; with smaller ones the device's calls begin to cost.
+pub(crate) const MAX_SLOT_BYTES: usize = 1 << 20;
+
+/// Copies up to this size are over before anything else could be done meanwhile.
+const SHORT_BYTES: usize = 16 << 10;
+/// How long a short copy is looked at without doing anything else.
+const SHORT_WAIT: Duration = Duration::from_micros(15);
+
+/// Looks at a short copy until `is_over` or until it has taken longer than it should.
+fn look(mut is_over: impl FnMut() -> bool) {
+    let until = Instant::now() + SHORT_WAIT;
+    while !is_over() && Instant::now() < until {
+        std::hint::spin_loop();
+    }
+}
 
 /// What a session needs to move memory of devices.
 pub(crate) struct Staging {
@@ -92,6 +106,11 @@ impl Staging {
             return Ok(slot);
         }
         Slot::own(device, len)
+    }
+
+    /// What stands for the device of host memory, if that is staged too.
+    pub(crate) fn host(&self) -> Option<&Arc<dyn Device>> {
+        self.host.as_ref()
     }
 
     /// Whether this stands for the device of host memory.

@@ -8,6 +8,7 @@ use tcpx_net::{Cursor, Span};
 
 use super::pool::{Direction, Pool, Slot};
 use super::queues::{Copy, Queues};
+use super::{SHORT_BYTES, look};
 use crate::error::Error;
 
 /// A chunk that is copied out of a device's memory, part by part, and sent part by part. The chunk's spans are
@@ -21,6 +22,7 @@ pub(crate) struct Outbound {
     /// Oldest first; only the last may be shorter than its slot.
     parts: VecDeque<Part>,
     failed: Option<Error>,
+    looked: bool,
 }
 
 struct Part {
@@ -40,6 +42,7 @@ impl Outbound {
             unstarted: bytes,
             parts: VecDeque::new(),
             failed: None,
+            looked: false,
         }
     }
 
@@ -104,6 +107,18 @@ impl Outbound {
             .is_over
             .then(|| whole.slice(part.sent, part.len - part.sent))
             .flatten())
+    }
+
+    /// Right after the start of a chunk that is small: waits the few microseconds that its copy takes.
+    pub(crate) fn look(&mut self, queues: &mut Queues) {
+        if self.unstarted == 0
+            && !std::mem::replace(&mut self.looked, true)
+            && let [part] = self.parts.make_contiguous()
+            && part.len <= SHORT_BYTES
+        {
+            // A failure is found again by `ready`.
+            look(|| queues.is_done(part.copy).unwrap_or(true));
+        }
     }
 
     /// Counts bytes of [`Outbound::ready`] as sent. A slot that is empty takes the next part at once, so that a

@@ -50,6 +50,17 @@ impl Pool {
         self.state.lock().slabs.is_empty()
     }
 
+    /// Bytes in a slot.
+    pub(crate) fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    /// Slots that may still be taken, as things are now.
+    pub(crate) fn left(&self, direction: Direction) -> usize {
+        let direction = direction as usize;
+        self.limits[direction] - self.state.lock().used[direction]
+    }
+
     /// Takes a slot; none when as many are in use as may be. Whoever holds one gives it back without waiting
     /// for others, so it is worth asking again.
     pub(crate) fn take(

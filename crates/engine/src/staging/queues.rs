@@ -1,6 +1,6 @@
 //! The copy queues of one half of a lane.
 
-use tcpx_cuda::{Device, Queue, Range, Ticket};
+use tcpx_cuda::{Device, Entry, Queue, Range, Ticket};
 use tcpx_net::{Cursor, Span};
 
 use super::pool::Slot;
@@ -12,6 +12,7 @@ pub(crate) struct Queues {
     queues: Vec<Made>,
     made: u64,
     ranges: Vec<Range>,
+    entries: Vec<Entry>,
 }
 
 struct Made {
@@ -60,6 +61,70 @@ impl Queues {
         self.start(device, spans, cursor, len, |queue, to| unsafe {
             queue.scatter(from, to)
         })
+    }
+
+    /// As [`Queues::gather`], to pinned memory that is not a slot of the pool.
+    pub(crate) fn gather_at(
+        &mut self,
+        device: &dyn Device,
+        spans: &[Span],
+        cursor: Cursor,
+        to: Span,
+    ) -> Result<Copy, Error> {
+        let at = to.address() as *mut u8;
+        // SAFETY: as in `gather`.
+        self.start(device, spans, cursor, to.len(), |queue, from| unsafe {
+            queue.gather(from, at)
+        })
+    }
+
+    /// As [`Queues::scatter`], from pinned memory that is not a slot of the pool.
+    pub(crate) fn scatter_at(
+        &mut self,
+        device: &dyn Device,
+        spans: &[Span],
+        cursor: Cursor,
+        from: Span,
+    ) -> Result<Copy, Error> {
+        let at = from.address() as *const u8;
+        // SAFETY: as in `gather`.
+        self.start(device, spans, cursor, from.len(), |queue, to| unsafe {
+            queue.scatter(at, to)
+        })
+    }
+
+    /// Starts copying fragments within a device, each given by where it lies after `base`, to where the cursor stands
+    /// in `to`.
+    pub(crate) fn unpack(
+        &mut self,
+        device: &dyn Device,
+        base: usize,
+        from: &[Span],
+        (to, at): (&[Span], Cursor),
+    ) -> Result<Copy, Error> {
+        let len = from.iter().map(Span::len).sum();
+        let mut entries = std::mem::take(&mut self.entries);
+        entries.clear();
+        let (mut source, mut target) = (Cursor::default(), at);
+        while let (Some(from_left), Some(to_left)) =
+            (source.rest(from).next(), target.rest(to).next())
+        {
+            let count = from_left.len().min(to_left.len());
+            entries.push(Entry {
+                from: (from_left.address() - base) as u64,
+                to: to_left.address() as u64,
+                len: count as u64,
+            });
+            source.advance(from, count);
+            target.advance(to, count);
+        }
+        // SAFETY: as in `gather`, for both lists; the fragments stay until their receive is consumed, which is after this
+        // copy.
+        let copy = self.start(device, to, at, len, |queue, _| unsafe {
+            queue.unpack(base, 0, &entries)
+        });
+        self.entries = entries;
+        copy
     }
 
     /// Starts copying within a device.

@@ -1,6 +1,7 @@
-//! How bytes travel: [`tcp`] between processes, [`local`] within a session.
+//! How bytes travel: [`tcp`] between processes, with [`plugin`] beside it where a NCCL net plugin carries them, [`local`] within a session.
 
 pub(crate) mod local;
+pub(crate) mod plugin;
 pub(crate) mod tcp;
 
 use std::sync::Arc;

@@ -30,6 +30,9 @@ impl Features {
     /// Offers are covered by both tags, so whoever sits on the path cannot remove it later on.
     pub const ENCRYPTION: Self = Self(1);
 
+    /// Large payloads travel on comms of a NCCL net plugin beside the lane.
+    pub const COMMS: Self = Self(2);
+
     /// Takes the bits as they travel.
     #[must_use]
     pub const fn from_bits(bits: u32) -> Self {

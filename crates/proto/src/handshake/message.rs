@@ -82,6 +82,8 @@ pub enum RejectCode {
     Closing,
     /// A message is malformed or out of place.
     BadMessage,
+    /// The sides do not use the same transport.
+    Transport,
     /// A reason that this build does not know.
     Other(u16),
 }
@@ -95,6 +97,7 @@ impl RejectCode {
             4 => Self::TooMany,
             5 => Self::Closing,
             6 => Self::BadMessage,
+            7 => Self::Transport,
             other => Self::Other(other),
         }
     }
@@ -107,6 +110,7 @@ impl RejectCode {
             Self::TooMany => 4,
             Self::Closing => 5,
             Self::BadMessage => 6,
+            Self::Transport => 7,
             Self::Other(code) => code,
         }
     }
@@ -121,6 +125,9 @@ impl fmt::Display for RejectCode {
             Self::TooMany => "too many connections",
             Self::Closing => "the session is closing",
             Self::BadMessage => "a handshake message was malformed",
+            Self::Transport => {
+                "it moves data over a NCCL net plugin: use transport=plugin and the same plugin here too"
+            }
             Self::Other(code) => return write!(f, "reason {code}"),
         })
     }

@@ -7,6 +7,7 @@ use tcpx_net::Span;
 use tcpx_proto::frame::Table;
 
 use crate::region::{Memory, Refusal, Regions, one_device};
+use crate::transport::plugin::Place;
 
 /// Access to local memory that a peer was granted for one chunk.
 #[derive(Default)]
@@ -37,6 +38,15 @@ impl Grant {
             self.epoch = epoch;
         }
         dead
+    }
+
+    /// Where its bytes are.
+    pub(super) fn place(&self) -> Place<'_> {
+        Place {
+            spans: &self.spans,
+            device: self.device.as_ref(),
+            memory: &self.memory,
+        }
     }
 
     pub(super) fn has_dead_memory(&self) -> bool {

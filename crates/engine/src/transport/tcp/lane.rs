@@ -15,6 +15,7 @@ use crate::core::Core;
 use crate::plan::Chunk;
 use crate::progress::Worker;
 use crate::run::Run;
+use crate::transport::plugin::Comms;
 
 /// A sleeping receiver of a large payload is woken for this much. Well below any receive buffer: near it, the
 /// sender would have no room left to send what the receiver waits for.
@@ -61,6 +62,9 @@ pub(crate) struct Lane {
     /// be looked for.
     pub(super) staging_out: AtomicBool,
     pub(super) staging_in: AtomicBool,
+    /// The comms beside the stream, if there are any.
+    pub(super) comm_out: CommWatch,
+    pub(super) comm_in: CommWatch,
     /// The peer's WRITE chunks that have been dealt with.
     pub(super) landed: AtomicU64,
     /// How many of those the peer has been told of. ≤ landed; written by the holder of `tx`.
@@ -80,6 +84,28 @@ pub(crate) struct Lane {
     pub(crate) bytes_received: AtomicU64,
 }
 
+/// What others may know of a comm.
+#[derive(Default)]
+pub(super) struct CommWatch {
+    /// The plugin has messages in hand.
+    waiting: AtomicBool,
+    /// Bytes of messages that were completed.
+    moved: AtomicU64,
+}
+
+impl CommWatch {
+    pub(super) fn update(&self, waiting: bool, moved: u64) {
+        self.waiting.store(waiting, Ordering::Relaxed);
+        self.moved.fetch_add(moved, Ordering::Relaxed);
+    }
+
+    /// How much it has moved, if something is to be moved.
+    pub(super) fn moved(&self) -> Option<u64> {
+        let moved = self.moved.load(Ordering::Relaxed);
+        self.waiting.load(Ordering::Relaxed).then_some(moved)
+    }
+}
+
 /// What driving a lane achieved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Drive {
@@ -97,7 +123,14 @@ impl std::ops::BitOrAssign for Drive {
 }
 
 impl Lane {
-    pub(crate) fn new(stream: Stream, early: &[u8], core: &Core) -> std::io::Result<Self> {
+    pub(crate) fn new(
+        stream: Stream,
+        early: &[u8],
+        comms: Option<Comms>,
+        core: &Core,
+    ) -> std::io::Result<Self> {
+        let flows = comms.map(Comms::open).transpose();
+        let (outflow, inflow) = flows.map_err(std::io::Error::other)?.unzip();
         let worker = core.next_worker();
         let is_local = stream.is_local();
         if let Some(name) = core.config.congestion_control(is_local)
@@ -112,14 +145,16 @@ impl Lane {
             stream,
             worker,
             token: OnceLock::new(),
-            tx: Mutex::new(Tx::new()),
-            rx: Mutex::new(Rx::new(early)),
+            tx: Mutex::new(Tx::new(core.staging.pool.slot_bytes(), outflow)),
+            rx: Mutex::new(Rx::new(early, inflow)),
             work: Mutex::default(),
             in_flight: Mutex::default(),
             dirty: AtomicBool::new(false),
             blocked: AtomicBool::new(false),
             staging_out: AtomicBool::new(false),
             staging_in: AtomicBool::new(false),
+            comm_out: CommWatch::default(),
+            comm_in: CommWatch::default(),
             landed: AtomicU64::new(0),
             acked: AtomicU64::new(0),
             acknowledged: AtomicU64::new(0),
@@ -207,7 +242,8 @@ impl Lane {
             };
             let sent = tx.step(self, connection).map_err(Ended::Io)?;
             let idle = tx.is_idle() && !tx.is_staging();
-            self.staging_out.store(tx.is_staging(), Ordering::Release);
+            self.staging_out
+                .store(sent == Sent::Waiting || tx.is_flowing(), Ordering::Release);
             drop(tx);
             self.blocked.store(sent == Sent::Blocked, Ordering::Release);
             match sent {
@@ -307,7 +343,10 @@ impl Lane {
         }
         drop(work);
         self.is_staging()
-            || self.tx.try_lock().is_none_or(|tx| !tx.is_idle())
+            || self
+                .tx
+                .try_lock()
+                .is_none_or(|tx| !tx.is_idle() || tx.is_staging())
             || self.rx.try_lock().is_some_and(|rx| rx.left() > 0)
     }
 }

@@ -95,6 +95,28 @@ impl Pause {
 pub(crate) struct Liveness {
     moved: u64,
     stalled_since: Option<Instant>,
+    /// Comms that had messages in hand: how much they had moved, and since when.
+    comms: Vec<Option<(u64, Instant)>>,
+}
+
+impl Liveness {
+    /// How long a comm has had messages in hand and completed none, if that is too long. Signs of life on the stream say nothing
+    /// about it: a plugin may lose a connection without a word.
+    fn comm_stalled(&mut self, lanes: &[Lane], now: Instant, limit: Duration) -> Option<Duration> {
+        let comms = lanes.iter().flat_map(|l| [&l.comm_out, &l.comm_in]);
+        self.comms.resize(2 * lanes.len(), None);
+        let mut longest = None;
+        for (seen, comm) in self.comms.iter_mut().zip(comms) {
+            *seen = match (comm.moved(), *seen) {
+                (None, _) => None,
+                (Some(moved), Some((before, since))) if moved == before => Some((before, since)),
+                (Some(moved), _) => Some((moved, now)),
+            };
+            let stalled = seen.map(|(_, since)| now.duration_since(since));
+            longest = longest.max(stalled.filter(|stalled| *stalled >= limit));
+        }
+        longest
+    }
 }
 
 impl Connection {
@@ -366,13 +388,17 @@ impl Connection {
             })
             .sum();
         let mut liveness = self.liveness.lock();
+        if let Some(after) = liveness.comm_stalled(&self.lanes, now, timeout) {
+            drop(liveness);
+            let peer = self.peer.name().to_owned();
+            self.kill(Error::PluginStalled { peer, after });
+            return true;
+        }
         let since = match liveness.stalled_since {
             Some(since) if liveness.moved == moved => since,
             _ => {
-                *liveness = Liveness {
-                    moved,
-                    stalled_since: Some(now),
-                };
+                liveness.moved = moved;
+                liveness.stalled_since = Some(now);
                 return true;
             }
         };
@@ -409,20 +435,24 @@ impl Connection {
 
     /// Says goodbye and ends the connection.
     pub(crate) fn close(self: &Arc<Self>, reason: &str, error: Error) {
-        if self.is_dead() {
+        // Said first: the peer answers a goodbye by closing, which is not why the connection ended.
+        if self.end.set(error).is_err() {
             return;
         }
         let header = Header::new(Kind::Goodbye, 0);
         self.lanes[0].push_control(|out| encode_text(out, header, reason));
         self.check(self.lanes[0].pump(self, 4));
-        self.kill(error);
+        self.shut();
     }
 
     /// Ends the connection; everything that was in flight fails with `error`.
     pub(crate) fn kill(self: &Arc<Self>, error: Error) {
-        if self.end.set(error).is_err() {
-            return;
+        if self.end.set(error).is_ok() {
+            self.shut();
         }
+    }
+
+    fn shut(self: &Arc<Self>) {
         for lane in &self.lanes {
             lane.stream.shutdown();
         }

@@ -24,6 +24,7 @@ use crate::region::Refusal;
 use crate::run::Run;
 use crate::staging::Inbound;
 use crate::tagged::Arrival;
+use crate::transport::plugin::{Inflow, Place, Target};
 
 /// Holds the largest header, table and extra, so that a frame's start is always in one piece.
 const BUFFER_BYTES: usize = 16 << 10;
@@ -32,6 +33,9 @@ const _: () = assert!(BUFFER_BYTES >= HEADER_BYTES + MAX_TABLE_BYTES + MAX_EXTRA
 /// How much may be read past the end of a payload: the next header and a table of 250 entries. More
 /// would only be payload that has to be copied.
 const TAIL_BYTES: usize = 4096;
+
+/// Payloads on the comm, and what waits for them, beyond which a peer has to wait itself: far above any window.
+const MAX_COMING: usize = 4096;
 
 /// What a call to [`Rx::step`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +74,41 @@ enum Sink {
     Nowhere(Option<Refusal>),
 }
 
+/// A payload that comes on the comm, or a frame that has to wait for one.
+pub(super) struct Coming {
+    payload: Payload,
+    grant: Grant,
+}
+
+impl Target for Coming {
+    fn place(&mut self) -> Option<Place<'_>> {
+        if matches!(self.payload.sink, Sink::Regions { .. }) && self.grant.has_dead_memory() {
+            self.payload.sink = Sink::Nowhere(Some(Refusal::Revoked));
+        }
+        match &self.payload.sink {
+            Sink::Regions { .. } => Some(self.grant.place()),
+            Sink::Run(flying) if may_land(&flying.run) => {
+                let plan = &flying.run.plan;
+                Some(Place {
+                    spans: plan.spans(flying.chunk()),
+                    device: plan.device(flying.chunk()),
+                    memory: plan.memory(),
+                })
+            }
+            _ => None,
+        }
+    }
+
+    fn is_dead(&self) -> bool {
+        match &self.payload.sink {
+            Sink::Regions { .. } => self.grant.has_dead_memory(),
+            Sink::Run(flying) => !may_land(&flying.run),
+            // It may have had a place before.
+            _ => true,
+        }
+    }
+}
+
 pub(super) struct Rx {
     buffer: Box<[u8]>,
     // Unparsed bytes: start ≤ end ≤ buffer.len()
@@ -81,7 +120,11 @@ pub(super) struct Rx {
     grant: Grant,
     /// Payload for devices, and what must wait for it to land.
     inbound: Inbound<Payload>,
-    /// Bytes cannot be received for want of a slot.
+    /// Payload that comes on the lane's comm, if it has one, and what must wait for it. Either this or `inbound` is empty.
+    flow: Option<Inflow<Coming>>,
+    /// Grants to use again.
+    spare: Vec<Grant>,
+    /// Bytes cannot be received for want of a slot, or before others have landed.
     starved: bool,
     /// The last look found nothing.
     quiet: bool,
@@ -90,7 +133,7 @@ pub(super) struct Rx {
 
 impl Rx {
     /// `early` is what arrived behind the handshake.
-    pub(super) fn new(early: &[u8]) -> Self {
+    pub(super) fn new(early: &[u8], flow: Option<Inflow<Coming>>) -> Self {
         let mut buffer = vec![0; BUFFER_BYTES].into_boxed_slice();
         buffer[..early.len()].copy_from_slice(early);
         Self {
@@ -101,6 +144,8 @@ impl Rx {
             cursor: Cursor::default(),
             grant: Grant::default(),
             inbound: Inbound::new(),
+            flow,
+            spare: Vec::new(),
             starved: false,
             quiet: false,
             closed: false,
@@ -116,7 +161,58 @@ impl Rx {
         if self.closed {
             return Ok(Received::Nothing);
         }
-        self.land(lane, connection)?;
+        // While bytes come in, copies are only asked after once there are newer ones: by then they are over.
+        if self.inbound.is_deep() {
+            self.land(lane, connection)?;
+        }
+        let received = self.step_stream(lane, connection)?;
+        if received != Received::More && !self.inbound.is_empty() {
+            self.land(lane, connection)?;
+        }
+        Ok(if self.flow(lane, connection)? {
+            Received::More
+        } else {
+            received
+        })
+    }
+
+    /// Goes on with the payloads on the comm; says whether anything has moved.
+    fn flow(&mut self, lane: &Lane, connection: &Arc<Connection>) -> Result<bool, Ended> {
+        let Some(flow) = self.flow.as_mut().filter(|flow| flow.is_busy()) else {
+            return Ok(false);
+        };
+        let before = flow.received();
+        let failed = |error| Ended::Io(io::Error::other(error));
+        let moved = flow.step().map_err(failed)?;
+        let received = flow.received() - before;
+        if received > 0 {
+            lane.bytes_received.fetch_add(received, Ordering::Relaxed);
+        }
+        lane.comm_in.update(flow.is_waiting(), received);
+        while let Some((Coming { mut payload, grant }, error)) =
+            self.flow.as_mut().and_then(Inflow::due)
+        {
+            if let Some(error) = error {
+                payload.fail(error, connection);
+            }
+            self.conclude(payload, lane, connection)?;
+            if self.spare.len() < connection.own_window {
+                self.spare.push(grant);
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Whether payload on the comm, or what waits for it, is on its way.
+    fn is_flowing(&self) -> bool {
+        self.flow.as_ref().is_some_and(|flow| !flow.is_empty())
+    }
+
+    fn step_stream(
+        &mut self,
+        lane: &Lane,
+        connection: &Arc<Connection>,
+    ) -> Result<Received, Ended> {
         self.check_revoked(connection);
         if self.starved {
             // What is in the buffer comes before what is in the socket.
@@ -143,7 +239,6 @@ impl Rx {
         lane.bytes_received
             .fetch_add(received as u64, Ordering::Relaxed);
         self.parse(lane, connection)?;
-        self.land(lane, connection)?;
         lane.lower_wake_level(self.left());
         Ok(if received < asked {
             Received::Drained
@@ -162,12 +257,17 @@ impl Rx {
 
     /// Whether payload is being copied to a device, or cannot be received before that.
     pub(super) fn is_staging(&self) -> bool {
-        self.starved || !self.inbound.is_empty()
+        self.starved
+            || !self.inbound.is_empty()
+            || self.flow.as_ref().is_some_and(Inflow::is_busy)
     }
 
     /// Waits until no device writes to memory on our behalf. The next step looks whether more may be written.
     pub(super) fn let_go(&mut self) {
         self.inbound.wait();
+        if let Some(flow) = &mut self.flow {
+            flow.let_go();
+        }
     }
 
     /// Gives up; returns the READ chunks that were being received.
@@ -177,7 +277,9 @@ impl Rx {
             State::Payload(payload) => Some(payload),
             _ => None,
         };
-        let payloads = self.inbound.close().chain(current);
+        let coming = self.flow.as_mut().map(|flow| flow.close(Error::Closed));
+        let coming = coming.into_iter().flatten().map(|coming| coming.payload);
+        let payloads = self.inbound.close().chain(coming).chain(current);
         payloads
             .filter_map(|payload| match payload.sink {
                 Sink::Run(flying) => Some(flying),
@@ -192,6 +294,10 @@ impl Rx {
         if let State::Payload(payload) = &mut self.state
             && let Some((device, spans)) = payload.sink.device(&self.grant)
         {
+            if self.flow.as_ref().is_some_and(|flow| !flow.is_empty()) {
+                self.starved = true;
+                return Ok((0, 0));
+            }
             let pool = &connection.core.staging.pool;
             let room = match self.inbound.room(device.as_ref(), pool, payload.left) {
                 Ok(Some(room)) => room,
@@ -308,6 +414,11 @@ impl Rx {
                     if middle.end > self.end {
                         return Ok(());
                     }
+                    let is_early = header.is_on_comm() && !self.inbound.is_empty();
+                    if is_early || self.flow.as_ref().is_some_and(|f| f.len() >= MAX_COMING) {
+                        self.starved = true;
+                        return Ok(());
+                    }
                     self.start = middle.end;
                     self.begin(header, middle, lane, connection)?;
                 }
@@ -317,6 +428,10 @@ impl Rx {
                     if count > 0
                         && let Some((device, spans)) = payload.sink.device(&self.grant)
                     {
+                        if self.flow.as_ref().is_some_and(|flow| !flow.is_empty()) {
+                            self.starved = true;
+                            return Ok(());
+                        }
                         let pool = &connection.core.staging.pool;
                         let room = self.inbound.room(device.as_ref(), pool, payload.left);
                         let filled = match room {
@@ -426,10 +541,25 @@ impl Rx {
                 connection.ponged(header.transfer);
                 Sink::Nowhere(None)
             }
+            Kind::Comm => {
+                return Err(Ended::Misbehaved("comms of a lane that is in use".into()));
+            }
             Kind::Send | Kind::Notify => message(),
             Kind::WriteError | Kind::ReadError | Kind::SendDone | Kind::Goodbye => message(),
         };
         let left = header.payload_on_wire() as usize;
+        if header.is_on_comm() {
+            let Some(flow) = &mut self.flow else {
+                let what = "a payload on a comm that is not there";
+                return Err(Ended::Misbehaved(what.into()));
+            };
+            let grant = std::mem::replace(&mut self.grant, self.spare.pop().unwrap_or_default());
+            let payload = Payload { header, left, sink };
+            flow.push(Coming { payload, grant }, header.payload as usize);
+            self.state = State::Header;
+            connection.core.control.stay_awake();
+            return Ok(());
+        }
         self.cursor = Cursor::default();
         self.state = State::Payload(Payload { header, left, sink });
         Ok(())
@@ -442,8 +572,13 @@ impl Rx {
         lane: &Lane,
         connection: &Arc<Connection>,
     ) -> Result<(), Ended> {
-        if self.inbound.is_empty() || !payload.waits_its_turn() {
+        if (self.inbound.is_empty() && !self.is_flowing()) || !payload.waits_its_turn() {
             return self.conclude(payload, lane, connection);
+        }
+        if let Some(flow) = self.flow.as_mut().filter(|flow| !flow.is_empty()) {
+            let grant = Grant::default();
+            flow.push(Coming { payload, grant }, 0);
+            return Ok(());
         }
         self.inbound.then(payload);
         Ok(())

@@ -5,8 +5,11 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use tcpx_cuda::Device;
 use tcpx_net::{Cursor, Span, Stream};
-use tcpx_proto::frame::{FLAG_NOTIFY, Header, Kind, MAX_EXTRA_BYTES, MAX_TEXT_BYTES};
+use tcpx_proto::frame::{
+    FLAG_COMM, FLAG_NOTIFY, Header, Kind, MAX_EXTRA_BYTES, MAX_TEXT_BYTES,
+};
 
 use super::Connection;
 use super::grant::Grant;
@@ -15,7 +18,8 @@ use crate::error::Error;
 use crate::plan::Op;
 use crate::region::Refusal;
 use crate::run::{After, Run};
-use crate::staging::{DEPTH, Outbound, Pool, Queues};
+use crate::staging::{DEPTH, Direction, Outbound, Pool, Queues};
+use crate::transport::plugin::{self, INLINE_BYTES, Outflow, Place};
 
 /// READ requests are gathered into one system call up to this size.
 const MAX_HEAD_BYTES: usize = 32 << 10;
@@ -76,7 +80,7 @@ struct Staged {
     out: Outbound,
 }
 
-enum Source {
+pub(super) enum Source {
     /// A WRITE chunk of ours.
     Chunk { run: Arc<Run>, index: usize },
     /// The answer to a READ request.
@@ -105,6 +109,22 @@ impl Source {
     }
 }
 
+impl plugin::Source for Source {
+    fn place(&self) -> Place<'_> {
+        match self {
+            Self::Chunk { run, index } => {
+                let chunk = run.plan.chunk(*index);
+                Place {
+                    spans: run.plan.spans(chunk),
+                    device: run.plan.device(chunk),
+                    memory: run.plan.memory(),
+                }
+            }
+            Self::Answer { grant, .. } => grant.place(),
+        }
+    }
+}
+
 /// The frame (or the batch of small frames) that is being sent.
 pub(super) struct Tx {
     head: Vec<u8>,
@@ -122,12 +142,18 @@ pub(super) struct Tx {
     doomed: Vec<(Arc<Run>, Error, Option<usize>)>,
     /// Payloads that come from a device, in the order in which they will be sent.
     staged: VecDeque<Staged>,
+    /// Slots that the frames now being built may have payloads staged for.
+    slots_left: usize,
+    slot_bytes: usize,
     queues: Queues,
+    /// Large payloads on their way on the lane's comm, if it has one.
+    flow: Option<Outflow<Source>>,
 }
 
 impl Tx {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(slot_bytes: usize, flow: Option<Outflow<Source>>) -> Self {
         Self {
+            flow,
             head: Vec::with_capacity(1024),
             head_sent: 0,
             body: Body::None,
@@ -137,12 +163,15 @@ impl Tx {
             closed: false,
             doomed: Vec::new(),
             staged: VecDeque::new(),
+            slots_left: 0,
+            slot_bytes,
             queues: Queues::default(),
         }
     }
 
     /// Sends once: the rest of the current frame, or the next one.
     pub(super) fn step(&mut self, lane: &Lane, connection: &Arc<Connection>) -> io::Result<Sent> {
+        let moved = self.flow(lane)?;
         if self.is_idle() {
             self.build(lane, connection);
             for (run, error, taken) in self.doomed.drain(..) {
@@ -156,10 +185,12 @@ impl Tx {
                 }
             }
             if self.is_idle() {
-                return Ok(if self.staged.is_empty() {
-                    Sent::Nothing
-                } else {
+                return Ok(if moved {
+                    Sent::Some
+                } else if self.is_staging() {
                     Sent::Waiting
+                } else {
+                    Sent::Nothing
                 });
             }
         }
@@ -176,6 +207,7 @@ impl Tx {
             Ok(count) => {
                 lane.bytes_sent.fetch_add(count as u64, Ordering::Relaxed);
                 self.advance(count, lane)?;
+                self.flow(lane)?;
                 Ok(Sent::Some)
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Sent::Blocked),
@@ -190,12 +222,53 @@ impl Tx {
 
     /// Whether payloads are being copied from a device or wait for that.
     pub(super) fn is_staging(&self) -> bool {
-        !self.staged.is_empty() || matches!(self.body, Body::Staged(_))
+        !self.staged.is_empty() || matches!(self.body, Body::Staged(_)) || self.is_flowing()
+    }
+
+    /// Whether payloads are on their way on the comm: nobody reports their end.
+    pub(super) fn is_flowing(&self) -> bool {
+        self.flow.as_ref().is_some_and(Outflow::is_busy)
+    }
+
+    /// Goes on with the payloads on the comm; says whether anything has moved.
+    fn flow(&mut self, lane: &Lane) -> io::Result<bool> {
+        // Never before their frames: the peer could not take them.
+        let announced = self.is_idle();
+        let Some(flow) = self.flow.as_mut().filter(|flow| flow.is_busy()) else {
+            return Ok(false);
+        };
+        let before = flow.sent();
+        let moved = flow.step(announced).map_err(io::Error::other)?;
+        let sent = flow.sent() - before;
+        if sent > 0 {
+            lane.bytes_sent.fetch_add(sent, Ordering::Relaxed);
+            lane.payload_sent.fetch_add(sent, Ordering::Relaxed);
+        }
+        lane.comm_out.update(flow.is_waiting(), sent);
+        while let Some(source) = flow.done() {
+            if let Source::Answer { grant, .. } = source {
+                lane.work.lock().spare.push(grant);
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Whether a payload of so many bytes goes on the comm.
+    fn is_on_comm(&self, bytes: usize) -> bool {
+        self.flow.is_some() && bytes > INLINE_BYTES
+    }
+
+    /// Whether the next payload has to wait for those on the comm.
+    fn is_full(&self) -> bool {
+        self.flow.as_ref().is_some_and(|flow| !flow.has_room())
     }
 
     /// Stops using the memory of the current frame if `is_hit`: what is not sent yet is copied, so
     /// that the frame can still be completed. The same for payloads that are being copied from a device.
     pub(super) fn let_go(&mut self, mut is_hit: impl FnMut(&Arc<Run>) -> bool, regions_too: bool) {
+        if let Some(flow) = &mut self.flow {
+            flow.let_go(|source| source.is_hit(&mut is_hit, regions_too));
+        }
         // A frame that has begun must be completed; what has not begun is given up.
         if let Body::Staged(Staged { source, out }) = &mut self.body
             && source.is_hit(&mut is_hit, regions_too)
@@ -234,6 +307,9 @@ impl Tx {
     /// the chunks that had been taken and not begun to be sent.
     pub(super) fn close(&mut self) -> Vec<Flying> {
         self.closed = true;
+        if let Some(flow) = &mut self.flow {
+            flow.close(Error::Closed);
+        }
         self.head.clear();
         self.head_sent = 0;
         self.body_left = 0;
@@ -329,8 +405,9 @@ impl Tx {
             Header::new(Kind::Ack, landed).encode(&mut self.head);
             lane.acked.store(landed, Ordering::Release);
         }
+        self.slots_left = self.slots_left(&connection.core.staging.pool);
         self.stage_answers(&mut work, connection);
-        if self.add_staged(&mut work, lane, connection) {
+        if self.add_staged(lane, connection) {
             return;
         }
         let answer_first = !self.answered || work.runs.is_empty();
@@ -342,13 +419,21 @@ impl Tx {
         }
         drop(work);
         self.start_copies(&connection.core.staging.pool);
+        if self.head.is_empty()
+            && let [staged] = self.staged.make_contiguous()
+        {
+            staged.out.look(&mut self.queues);
+            self.add_staged(lane, connection);
+        }
     }
 
     /// Takes answers that come from a device out of the queue, in order, to have them copied ahead.
     fn stage_answers(&mut self, work: &mut Work, connection: &Connection) {
-        while self.staged.len() < DEPTH {
+        while self.slots_left > 0 {
             let Some(Response {
-                outcome: Ok(grant), ..
+                outcome: Ok(grant),
+                bytes,
+                ..
             }) = work.responses.front_mut()
             else {
                 return;
@@ -356,6 +441,9 @@ impl Tx {
             let Some(device) = grant.device.clone() else {
                 return;
             };
+            if self.is_on_comm(*bytes as usize) {
+                return;
+            }
             if grant.is_revoked(&connection.core.regions) {
                 // The refusal keeps its place.
                 return;
@@ -369,17 +457,33 @@ impl Tx {
             else {
                 return;
             };
-            let out = Outbound::new(&device, bytes as usize);
-            self.staged.push_back(Staged {
-                source: Source::Answer {
-                    transfer,
-                    seq,
-                    bytes,
-                    grant,
-                },
-                out,
-            });
+            let source = Source::Answer {
+                transfer,
+                seq,
+                bytes,
+                grant,
+            };
+            self.stage(source, &device, bytes as usize);
         }
+    }
+
+    fn stage(&mut self, source: Source, device: &Arc<dyn Device>, bytes: usize) {
+        let slots = bytes.div_ceil(self.slot_bytes);
+        self.slots_left = self.slots_left.saturating_sub(slots);
+        let out = Outbound::new(device, bytes);
+        self.staged.push_back(Staged { source, out });
+    }
+
+    /// Slots that payloads may be staged for. What cannot be copied yet is better left to other lanes, and to what
+    /// is more urgent.
+    fn slots_left(&self, pool: &Pool) -> usize {
+        let held: usize = self.staged.iter().map(|s| s.out.slots()).sum();
+        if self.staged.iter().any(|s| s.out.is_unstarted()) {
+            return 0;
+        }
+        let left = DEPTH.saturating_sub(held);
+        left.min(pool.left(Direction::Out))
+            .max(usize::from(self.staged.is_empty()))
     }
 
     /// Starts as many copies from devices as there are slots for, in the order in which they will be sent.
@@ -405,8 +509,13 @@ impl Tx {
     }
 
     /// Begins the frame of the oldest payload from a device if its first bytes are there; says whether it did.
-    fn add_staged(&mut self, work: &mut Work, lane: &Lane, connection: &Connection) -> bool {
+    fn add_staged(&mut self, lane: &Lane, connection: &Connection) -> bool {
         while let Some(staged) = self.staged.front_mut() {
+            if matches!(staged.source, Source::Chunk { .. })
+                && lane.in_flight.lock().writes.len() >= connection.window
+            {
+                return false;
+            }
             let ready = staged.out.ready(&mut self.queues);
             if let Ok(None) = ready {
                 return false;
@@ -420,7 +529,7 @@ impl Tx {
                     self.start_copies(&connection.core.staging.pool);
                     return true;
                 }
-                Err(error) => self.drop_staged(staged, error, work),
+                Err(error) => self.drop_staged(staged, error),
             }
         }
         false
@@ -446,14 +555,14 @@ impl Tx {
             } => {
                 self.body_left = *bytes as usize;
                 self.answered = true;
-                encode_answer(&mut self.head, *transfer, *seq, *bytes);
+                encode_answer(&mut self.head, *transfer, *seq, *bytes, 0);
             }
         }
         self.body = Body::Staged(staged);
     }
 
     /// A device failed before the frame of its payload had begun.
-    fn drop_staged(&mut self, mut staged: Staged, error: Error, work: &mut Work) {
+    fn drop_staged(&mut self, mut staged: Staged, error: Error) {
         // A slot must not be used again while a copy may still write to it.
         let _ = staged.out.wait(&mut self.queues);
         match staged.source {
@@ -477,7 +586,6 @@ impl Tx {
                     Refusal::Device
                 };
                 encode_error(&mut self.head, Kind::ReadError, transfer, seq, refusal);
-                work.spare.push(grant);
             }
         }
     }
@@ -491,8 +599,9 @@ impl Tx {
             return false;
         }
         while let Some(response) = work.responses.pop_front() {
+            let on_comm = self.is_on_comm(response.bytes as usize);
             if let Ok(grant) = &response.outcome
-                && grant.device.is_some()
+                && ((on_comm && self.is_full()) || (!on_comm && grant.device.is_some()))
                 && !grant.has_dead_memory()
             {
                 work.responses.push_front(response);
@@ -514,10 +623,24 @@ impl Tx {
             });
             match outcome {
                 Ok(grant) => {
-                    encode_answer(&mut self.head, transfer, seq, bytes);
-                    self.body = Body::Granted(grant);
-                    self.body_left = bytes as usize;
                     self.answered = true;
+                    match self.flow.as_mut().filter(|_| on_comm) {
+                        Some(flow) => {
+                            encode_answer(&mut self.head, transfer, seq, bytes, FLAG_COMM);
+                            let source = Source::Answer {
+                                transfer,
+                                seq,
+                                bytes,
+                                grant,
+                            };
+                            flow.push(source, bytes as usize);
+                        }
+                        None => {
+                            encode_answer(&mut self.head, transfer, seq, bytes, 0);
+                            self.body = Body::Granted(grant);
+                            self.body_left = bytes as usize;
+                        }
+                    }
                     return true;
                 }
                 Err(refusal) => {
@@ -541,8 +664,13 @@ impl Tx {
                 self.doomed.push((run, error, None));
                 continue;
             }
+            if run.plan.op == Op::Write && self.is_full() {
+                idle_runs += 1;
+                work.runs.push_back(run);
+                continue;
+            }
             let is_staged = run.plan.op == Op::Write && run.plan.has_device();
-            if is_staged && self.staged.len() >= DEPTH {
+            if is_staged && self.slots_left == 0 {
                 idle_runs += 1;
                 work.runs.push_back(run);
                 continue;
@@ -558,8 +686,7 @@ impl Tx {
                 Op::Write => connection.window,
             };
             let mine = queue.iter().filter(|f| Arc::ptr_eq(&f.run, &run)).count();
-            let ahead = if is_staged { self.staged.len() } else { 0 };
-            if queue.len() + ahead >= connection.window || mine >= share {
+            if queue.len() >= connection.window || mine >= share {
                 idle_runs += 1;
                 work.runs.push_back(run);
                 continue;
@@ -568,16 +695,17 @@ impl Tx {
             idle_runs = 0;
             let chunk = run.plan.chunk(index);
             lane.load.fetch_add(chunk.bytes, Ordering::Relaxed);
+            let on_comm = run.plan.op == Op::Write && self.is_on_comm(chunk.bytes);
             if run.plan.op == Op::Write
+                && !on_comm
                 && let Some(device) = run.plan.device(chunk)
             {
                 drop(in_flight);
-                let out = Outbound::new(device, chunk.bytes);
+                let (device, bytes) = (Arc::clone(device), chunk.bytes);
                 if run.has_more() {
                     work.runs.push_back(Arc::clone(&run));
                 }
-                let source = Source::Chunk { run, index };
-                self.staged.push_back(Staged { source, out });
+                self.stage(Source::Chunk { run, index }, &device, bytes);
                 continue;
             }
             queue.push_back(Flying {
@@ -592,9 +720,14 @@ impl Tx {
                 work.runs.push_back(Arc::clone(&run));
             }
             if op == Op::Write {
-                self.body = Body::Chunk { run, index };
-                self.body_left = bytes;
                 self.answered = false;
+                match self.flow.as_mut().filter(|_| on_comm) {
+                    Some(flow) => flow.push(Source::Chunk { run, index }, bytes),
+                    None => {
+                        self.body = Body::Chunk { run, index };
+                        self.body_left = bytes;
+                    }
+                }
                 return true;
             }
         }
@@ -615,8 +748,10 @@ impl Tx {
             Op::Read => Kind::Read,
             Op::Write => Kind::Write,
         };
+        let on_comm = kind == Kind::Write && self.is_on_comm(chunk.bytes);
         let header = Header {
-            flags: if message.is_some() { FLAG_NOTIFY } else { 0 },
+            flags: if message.is_some() { FLAG_NOTIFY } else { 0 }
+                | if on_comm { FLAG_COMM } else { 0 },
             regions: chunk.regions,
             entries: chunk.entries,
             seq: index as u32,
@@ -644,8 +779,9 @@ impl Run {
     }
 }
 
-fn encode_answer(out: &mut Vec<u8>, transfer: u64, seq: u32, bytes: u64) {
+fn encode_answer(out: &mut Vec<u8>, transfer: u64, seq: u32, bytes: u64, flags: u8) {
     let header = Header {
+        flags,
         seq,
         payload: bytes,
         ..Header::new(Kind::Data, transfer)

@@ -1,0 +1,135 @@
+//! The last step of a connection: its lanes are there; where a plugin carries payload, their comms are made, on a thread of
+//! its own. Then it is handed to the peer.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tcpx_proto::handshake::{Established, Features};
+
+use super::{Command, ControlLoop};
+use crate::core::Core;
+use crate::error::Error;
+use crate::peer::PeerShared;
+use crate::transport::plugin::{Comms, RawLane, set_up};
+use crate::transport::tcp::{Connection, Lane};
+
+/// A connection whose lanes have done their handshake.
+pub(super) struct Joined {
+    /// Whom we have dialled; none if it was the other way round.
+    pub(super) dialled: Option<Arc<PeerShared>>,
+    pub(super) established: Established,
+    pub(super) lanes: Vec<RawLane>,
+    /// Until when its comms must be there.
+    pub(super) deadline: Instant,
+}
+
+impl Joined {
+    fn name(&self) -> &str {
+        self.established.peer_name.as_str()
+    }
+}
+
+/// The same with its comms, or why there are none.
+pub(super) struct Plugged {
+    joined: Joined,
+    comms: Result<Vec<Comms>, String>,
+}
+
+/// What a session offers in its handshakes.
+pub(super) fn features(core: &Core) -> Features {
+    match core.net {
+        Some(_) => Features::COMMS,
+        None => Features::NONE,
+    }
+}
+
+impl ControlLoop {
+    /// The lanes are there.
+    pub(super) fn joined(&mut self, mut joined: Joined) {
+        let Some(net) = self.core.net.clone() else {
+            let lanes = joined.lanes.len();
+            return self.in_use(joined, (0..lanes).map(|_| None).collect());
+        };
+        let dialled = joined.dialled.clone();
+        let core = Arc::clone(&self.core);
+        let plug = move || {
+            let comms = set_up(&net, &mut joined.lanes, joined.deadline, || core.is_closing());
+            let plugged = Plugged { joined, comms };
+            core.control.push(Command::Plugged(Box::new(plugged)));
+        };
+        let thread = std::thread::Builder::new().name("tcpx-plugin".into());
+        if let Err(error) = thread.spawn(plug) {
+            not_in_use(dialled.as_ref(), &Error::io("cannot start a thread", error));
+        }
+    }
+
+    /// The comms are there, or will not be.
+    pub(super) fn plugged(&mut self, plugged: Plugged) {
+        let Plugged { joined, comms } = plugged;
+        match comms {
+            Ok(comms) => self.in_use(joined, comms.into_iter().map(Some).collect()),
+            Err(reason) => {
+                let error = Error::PeerUnreachable {
+                    peer: joined.name().to_owned(),
+                    attempts: reason,
+                };
+                not_in_use(joined.dialled.as_ref(), &error);
+            }
+        }
+    }
+
+    fn in_use(&mut self, joined: Joined, comms: Vec<Option<Comms>>) {
+        let accepted = joined.dialled.is_none();
+        let Joined {
+            dialled,
+            established,
+            lanes,
+            ..
+        } = joined;
+        let lanes = lanes.into_iter().zip(comms);
+        let lanes: std::io::Result<Vec<_>> = lanes
+            .map(|(raw, comms)| Lane::new(raw.stream, &raw.early, comms, &self.core))
+            .collect();
+        let lanes = match lanes {
+            Ok(lanes) => lanes,
+            Err(error) => {
+                let error = Error::io("a lane broke as it was made", error);
+                return not_in_use(dialled.as_ref(), &error);
+            }
+        };
+        // Not before: a peer that has no connection is forgotten.
+        let Some(peer) = dialled.or_else(|| self.core.inbound_peer(&established)) else {
+            tracing::warn!(
+                peer = established.peer_name.as_str(),
+                "a connection claimed an identity that is not its own"
+            );
+            return;
+        };
+        peer.fence(accepted);
+        let core = Arc::clone(&self.core);
+        let connection = Connection::new(core, Arc::clone(&peer), established, lanes);
+        tracing::debug!(
+            peer = peer.name(),
+            lanes = connection.lanes.len(),
+            accepted,
+            "connected"
+        );
+        // Known before its first frame is read: whoever hears from it can answer.
+        peer.attached(&connection);
+        if accepted {
+            self.core.accepted(&peer);
+        }
+        connection.start();
+    }
+}
+
+/// A connection has failed before it was one; whoever dialled learns why.
+fn not_in_use(dialled: Option<&Arc<PeerShared>>, error: &Error) {
+    match dialled {
+        Some(peer) => {
+            tracing::debug!(peer = peer.name(), %error, "cannot connect");
+            peer.unreachable(error);
+        }
+        None => tracing::warn!(%error, "a connection broke as it was made"),
+    }
+}

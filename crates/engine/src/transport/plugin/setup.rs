@@ -1,0 +1,298 @@
+//! How the comms of a connection come into being, after the handshake of its lanes.
+//!
+//! ```text
+//!   listen ─► Comm frame with the handle ─────────► connect        for each lane, in both directions at once
+//!   accept (on a thread of its own) ◄─────────────────┘
+//!   both comms there ─► empty Comm frame ─────────► the lane is in use once both have it
+//! ```
+//!
+//! Everything is polled, on a thread that serves this connection alone: plugins may take seconds, and `accept` of some
+//! blocks until the peer has connected.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, TryRecvError};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use tcpx_ncclnet::{Connecting, Handle, Listener, RecvComm, SendComm};
+use tcpx_net::{Cursor, Stream};
+use tcpx_proto::frame::comm::Setup;
+use tcpx_proto::frame::{HEADER_BYTES, Header, Kind, MAX_TEXT_BYTES};
+
+use super::{Inflow, Net, Outflow, Source, Target};
+use crate::error::Error;
+
+/// How often a plugin is asked whether a connection has come about.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// A lane after its handshake: its stream, and what came behind the handshake.
+pub(crate) struct RawLane {
+    pub(crate) stream: Stream,
+    pub(crate) early: Vec<u8>,
+}
+
+/// The comms of one lane.
+pub(crate) struct Comms {
+    net: Arc<Net>,
+    send: SendComm,
+    recv: RecvComm,
+    message_bytes: usize,
+}
+
+impl Comms {
+    /// The two halves of the lane.
+    pub(crate) fn open<S: Source, T: Target>(self) -> Result<(Outflow<S>, Inflow<T>), Error> {
+        let Self {
+            net,
+            send,
+            recv,
+            message_bytes,
+        } = self;
+        let limit = net.let_go_limit;
+        let inflow = Inflow::new(recv, message_bytes, net.standin.clone(), limit)?;
+        let outflow = Outflow::new(send, message_bytes, inflow.devices(), limit);
+        Ok((outflow, inflow))
+    }
+}
+
+/// Makes the comms of all lanes. Blocks: for a thread of its own. The error is for people.
+pub(crate) fn set_up(
+    net: &Arc<Net>,
+    lanes: &mut [RawLane],
+    deadline: Instant,
+    is_cancelled: impl Fn() -> bool,
+) -> Result<Vec<Comms>, String> {
+    let given_up = Arc::new(AtomicBool::new(false));
+    let check = || {
+        if is_cancelled() {
+            Err("the session is closing".to_owned())
+        } else if Instant::now() >= deadline {
+            Err("the plugin's connections did not come about in time (TCPX_CONNECT_TIMEOUT)".into())
+        } else {
+            Ok(())
+        }
+    };
+    let result = connect_all(net, lanes, &given_up, &check);
+    given_up.store(true, Ordering::Relaxed);
+    if let Err(reason) = &result {
+        say_goodbye(lanes, reason);
+    }
+    result
+}
+
+fn connect_all(
+    net: &Arc<Net>,
+    lanes: &mut [RawLane],
+    given_up: &Arc<AtomicBool>,
+    check: &impl Fn() -> Result<(), String>,
+) -> Result<Vec<Comms>, String> {
+    let mut accepting = Vec::new();
+    for (index, lane) in lanes.iter().enumerate() {
+        let device = index % net.devices();
+        let listener = net.plugin.listen(device).map_err(|e| e.to_string())?;
+        let setup = Setup {
+            message_bytes: net.message_bytes as u32,
+            handle: listener.handle().as_bytes(),
+            plugin: net.plugin.name(),
+        };
+        let mut payload = Vec::new();
+        setup.encode(&mut payload).map_err(|e| e.to_string())?;
+        send_frame(&lane.stream, Kind::Comm, &payload)?;
+        accepting.push(accept(listener, Arc::clone(given_up))?);
+    }
+    let mut attempts = Vec::new();
+    for (index, lane) in lanes.iter_mut().enumerate() {
+        let payload = lane.read_frame(check)?;
+        let setup = Setup::decode(&payload).map_err(|e| e.to_string())?;
+        if setup.plugin != net.plugin.name() {
+            return Err(format!(
+                "one side uses the plugin {:?}, the other {:?}: both must use the same (TCPX_PLUGIN, TCPX_PLUGIN_VERSION)",
+                net.plugin.name(),
+                setup.plugin
+            ));
+        }
+        let handle = Handle::from_bytes(setup.handle).map_err(|e| e.to_string())?;
+        let device = index % net.devices();
+        let connecting = net.plugin.connect(device, &handle);
+        attempts.push(Attempt {
+            connecting: connecting.map_err(|e| e.to_string())?,
+            send: None,
+            accepted: accepting.remove(0),
+            recv: None,
+            message_bytes: net.message_bytes.min(setup.message_bytes as usize),
+        });
+    }
+    loop {
+        let mut complete = true;
+        for attempt in &mut attempts {
+            complete &= attempt.advance()?;
+        }
+        if complete {
+            break;
+        }
+        for lane in &mut *lanes {
+            // A peer that has given up says why.
+            lane.look()?;
+        }
+        check()?;
+        std::thread::sleep(LOOK);
+    }
+    for lane in lanes.iter() {
+        send_frame(&lane.stream, Kind::Comm, &[])?;
+    }
+    for lane in lanes {
+        if !lane.read_frame(check)?.is_empty() {
+            return Err("the peer set its comms up twice".into());
+        }
+    }
+    let comms = attempts.into_iter().filter_map(|attempt| {
+        Some(Comms {
+            net: Arc::clone(net),
+            send: attempt.send?,
+            recv: attempt.recv?,
+            message_bytes: attempt.message_bytes,
+        })
+    });
+    Ok(comms.collect())
+}
+
+struct Attempt {
+    connecting: Connecting,
+    send: Option<SendComm>,
+    accepted: mpsc::Receiver<Result<RecvComm, String>>,
+    recv: Option<RecvComm>,
+    message_bytes: usize,
+}
+
+impl Attempt {
+    /// True once both comms are there.
+    fn advance(&mut self) -> Result<bool, String> {
+        if self.send.is_none()
+            && let Poll::Ready(comm) = self.connecting.poll()
+        {
+            self.send = Some(comm.map_err(|e| e.to_string())?);
+        }
+        if self.recv.is_none() {
+            match self.accepted.try_recv() {
+                Ok(comm) => self.recv = Some(comm?),
+                Err(TryRecvError::Empty) => {}
+                Err(TryRecvError::Disconnected) => return Err("the plugin's accept ended".into()),
+            }
+        }
+        Ok(self.send.is_some() && self.recv.is_some())
+    }
+}
+
+/// Accepts on a thread of its own. Should the plugin block for ever, the thread is left behind.
+fn accept(
+    mut listener: Listener,
+    given_up: Arc<AtomicBool>,
+) -> Result<mpsc::Receiver<Result<RecvComm, String>>, String> {
+    let (outcome, accepted) = mpsc::channel();
+    let accept = move || {
+        while !given_up.load(Ordering::Relaxed) {
+            if let Poll::Ready(comm) = listener.accept() {
+                // Nobody waits any more if the connection was given up meanwhile.
+                let _ = outcome.send(comm.map_err(|e| e.to_string()));
+                return;
+            }
+            std::thread::sleep(LOOK);
+        }
+    };
+    let thread = std::thread::Builder::new().name("tcpx-accept".into());
+    thread
+        .spawn(accept)
+        .map_err(|e| format!("cannot start a thread: {e}"))?;
+    Ok(accepted)
+}
+
+fn send_frame(stream: &Stream, kind: Kind, payload: &[u8]) -> Result<(), String> {
+    let mut bytes = Vec::with_capacity(HEADER_BYTES + payload.len());
+    let header = Header {
+        payload: payload.len() as u64,
+        ..Header::new(kind, 0)
+    };
+    header.encode(&mut bytes);
+    bytes.extend_from_slice(payload);
+    // The lane's first bytes after the handshake: they fit any send buffer.
+    match stream.send(&bytes, &[], Cursor::default()) {
+        Ok(sent) if sent == bytes.len() => Ok(()),
+        Ok(_) => Err("the peer does not read".into()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn say_goodbye(lanes: &[RawLane], reason: &str) {
+    let text = &reason.as_bytes()[..reason.len().min(MAX_TEXT_BYTES as usize)];
+    for lane in lanes {
+        // It may be gone already.
+        let _ = send_frame(&lane.stream, Kind::Goodbye, text);
+    }
+}
+
+impl RawLane {
+    /// The payload of the next frame, which sets comms up; never reads past it.
+    fn read_frame(&mut self, check: &impl Fn() -> Result<(), String>) -> Result<Vec<u8>, String> {
+        loop {
+            if let Some(payload) = self.next_frame()? {
+                return Ok(payload);
+            }
+            check()?;
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Takes what has come of the next frame, without waiting; notices that the peer has given up.
+    fn look(&mut self) -> Result<(), String> {
+        self.fill(HEADER_BYTES)?;
+        if self.early.first() == Some(&(Kind::Goodbye as u8)) {
+            self.next_frame()?;
+        }
+        Ok(())
+    }
+
+    fn next_frame(&mut self) -> Result<Option<Vec<u8>>, String> {
+        self.fill(HEADER_BYTES)?;
+        let Some(header) = self.early.first_chunk() else {
+            return Ok(None);
+        };
+        let header = Header::decode(header).map_err(|e| e.to_string())?;
+        if !matches!(header.kind, Kind::Comm | Kind::Goodbye) {
+            return Err("the peer did not set its comms up first".into());
+        }
+        // At most a few hundred bytes, since the header was checked.
+        let whole = HEADER_BYTES + header.payload as usize;
+        self.fill(whole)?;
+        if self.early.len() < whole {
+            return Ok(None);
+        }
+        let payload = self.early[HEADER_BYTES..whole].to_vec();
+        self.early.drain(..whole);
+        match header.kind {
+            Kind::Goodbye => Err(format!("it says: {}", String::from_utf8_lossy(&payload))),
+            _ => Ok(Some(payload)),
+        }
+    }
+
+    /// Reads until `len` bytes are there, or nothing more is.
+    fn fill(&mut self, len: usize) -> Result<(), String> {
+        while self.early.len() < len {
+            let at = self.early.len();
+            self.early.resize(len, 0);
+            let result = self
+                .stream
+                .recv(&[], Cursor::default(), &mut self.early[at..]);
+            self.early.truncate(at + result.as_ref().map_or(0, |n| *n));
+            match result {
+                Ok(_) => {}
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
+                    return Err("it closed the connection while its comms were set up".into());
+                }
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        Ok(())
+    }
+}

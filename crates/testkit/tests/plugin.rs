@@ -1,0 +1,303 @@
+//! What is particular to lanes whose payload a NCCL net plugin carries: pairing, faults of the plugin, and memory that it
+//! cannot take. Everything else about them is in the other files, which run on them too (`TCPX_TEST_CONFIG`).
+//!
+//! The plugin is the emulator. It reads its own settings from the environment of its process, so both sides of each story
+//! are processes of their own here.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use tcpx::{Config, ErrorKind, Op, Session};
+use tcpx_testkit::pattern::{LOCAL_POISON, REMOTE_POISON};
+use tcpx_testkit::protocol;
+use tcpx_testkit::remote::binary;
+use tcpx_testkit::{Content, Copy, Expected, RemoteMemory, RemoteProcess, Setup, story};
+
+const LEN: usize = 5 << 20;
+
+/// The emulator, which cargo builds beside the tests.
+fn emulator() -> String {
+    let test = std::env::current_exe().expect("a running program has a path");
+    let file = "libnccl_net_tcpx_emu.so";
+    let beside: Vec<PathBuf> = test.ancestors().skip(1).take(2).map(|d| d.join(file)).collect();
+    let found = beside.iter().find(|path| path.exists());
+    let found = found.unwrap_or_else(|| panic!("none of {beside:?}: cargo build -p tcpx-emu"));
+    found.to_string_lossy().into_owned()
+}
+
+fn setup(version: u32) -> Setup {
+    Setup::lanes1_workers1()
+        .with("transport", "plugin")
+        .with("plugin", emulator())
+        .with("plugin_version", version)
+        .with("lanes", 2)
+        .with("chunk_bytes", "1M")
+        .with("staging", "auto")
+}
+
+/// A process whose emulator has these settings.
+fn process(name: &str, setup: &Setup, emulator: &[(&str, &str)]) -> RemoteProcess {
+    let mut command = Command::new(binary());
+    for (key, value) in emulator {
+        command.env(format!("TCPX_EMU_{key}"), value);
+    }
+    let process = RemoteProcess::spawn(name, command);
+    process.reopen(setup);
+    process
+}
+
+/// Two processes that know each other, with memory.
+struct Stage {
+    alice: RemoteProcess,
+    bob: RemoteProcess,
+    here: RemoteMemory,
+    there: RemoteMemory,
+}
+
+impl Stage {
+    fn new(alice: RemoteProcess, bob: RemoteProcess) -> Self {
+        alice.knows_info(&bob.info());
+        bob.knows_info(&alice.info());
+        let (here, there) = (alice.memory(LEN), bob.memory(LEN));
+        Self { alice, bob, here, there }
+    }
+
+    fn with(setup: &Setup, emulator: &[(&str, &str)]) -> Self {
+        Self::new(process("alice", setup, emulator), process("bob", setup, emulator))
+    }
+
+    /// Moves `copies` and checks every byte of both sides if that is said to be done; otherwise returns why not.
+    fn attempt(&self, op: Op, copies: &[Copy], seed: u64) -> Result<(), protocol::Failure> {
+        let content = Content::pattern(seed);
+        let mut expected = match op {
+            Op::Write => {
+                self.alice.fill(&self.here, content);
+                self.bob.poison(&self.there);
+                Expected::untouched(REMOTE_POISON)
+            }
+            Op::Read => {
+                self.bob.fill(&self.there, content);
+                self.alice.fill(&self.here, Content::Byte(LOCAL_POISON));
+                Expected::untouched(LOCAL_POISON)
+            }
+        };
+        for copy in copies {
+            let (from, to) = match op {
+                Op::Write => (copy.local, copy.remote),
+                Op::Read => (copy.remote, copy.local),
+            };
+            expected.put(to, copy.len, content.skip(from));
+        }
+        let transfer = self.alice.transfer(op, "bob", &self.here, &self.there.descriptor, copies);
+        transfer.post()?;
+        transfer.wait()?;
+        match op {
+            Op::Write => self.bob.check(&self.there, &expected),
+            Op::Read => self.alice.check(&self.here, &expected),
+        }
+        Ok(())
+    }
+
+    /// Everything that can be moved in different ways.
+    fn everything(&self, mut outcome: impl FnMut(Result<(), protocol::Failure>, &str)) {
+        let whole = vec![Copy::new(0, 0, LEN)];
+        let odd = vec![Copy::new(13, 7777, LEN - 10_000)];
+        let blocks: Vec<_> = (0..128)
+            .map(|i| Copy::new(i * (16 << 10), ((i * 77) % 128) * (40 << 10), 16 << 10))
+            .collect();
+        let ragged: Vec<_> = (0..400)
+            .map(|i| Copy::new(i * 9001, i * 9001 + 1, 8192 + i % 700))
+            .collect();
+        let small = vec![Copy::new(5, 6, 7000)];
+        let lists = [("whole", whole), ("odd", odd), ("blocks", blocks), ("ragged", ragged), ("small", small)];
+        for (seed, (name, copies)) in lists.iter().enumerate() {
+            for op in [Op::Write, Op::Read] {
+                outcome(self.attempt(op, copies, seed as u64 + 1), &format!("{op:?} {name}"));
+            }
+        }
+    }
+}
+
+/// All is moved, rightly, whatever the plugin does.
+fn works(setup: &Setup, emulator: &[(&str, &str)]) {
+    let stage = Stage::with(setup, emulator);
+    stage.everything(|outcome, what| {
+        outcome.unwrap_or_else(|e| panic!("{what} with {emulator:?}: {e:?}"));
+    });
+    assert_eq!(stage.alice.lanes("bob").len(), 2);
+}
+
+/// Each transfer is done and right, or has failed; nobody hangs, and nobody dies.
+fn survives(setup: &Setup, emulator: &[(&str, &str)]) {
+    let setup = setup.with("peer_timeout", "1s").with("connect_timeout", "5s");
+    let stage = Stage::with(&setup, emulator);
+    let mut failed = 0;
+    for _ in 0..2 {
+        stage.everything(|outcome, _| failed += usize::from(outcome.is_err()));
+    }
+    assert!(failed > 0, "{emulator:?} has done no harm: the test tests nothing");
+    // The processes are well.
+    let (one, other) = (stage.alice.memory(100), stage.bob.memory(100));
+    stage.alice.deregister(&one);
+    stage.bob.deregister(&other);
+}
+
+#[test]
+fn every_version_moves_every_byte() {
+    for version in [6, 7, 8] {
+        story(move || works(&setup(version), &[]));
+    }
+}
+
+#[test]
+fn fragments_may_be_odd_and_in_any_order() {
+    story(|| works(&setup(7), &[("FRAG", "odd"), ("REORDER", "2"), ("STALE_CNT", "1")]));
+    story(|| works(&setup(7), &[("FRAG", "short"), ("REORDER", "1"), ("NSOCKS", "4"), ("CHUNK", "8192")]));
+}
+
+#[test]
+fn a_slow_and_reluctant_plugin_is_waited_for() {
+    for version in [6, 7, 8] {
+        let settings = [
+            ("NULL_REQ_EVERY", "3"),
+            ("DELAY_US", "200"),
+            ("SOCKET_BUFFER", "65536"),
+            ("PENDING_CALLS", "20"),
+            ("PENDING_MS", "300"),
+        ];
+        story(move || works(&setup(version), &settings));
+    }
+}
+
+#[test]
+fn few_bounce_pages_are_enough() {
+    story(|| works(&setup(7), &[("PAGES", "300"), ("FRAG", "short")]));
+}
+
+#[test]
+fn memory_of_devices_is_unpacked_by_them() {
+    for version in [6, 7, 8] {
+        let setup = setup(version).with("staging", "always");
+        story(move || works(&setup, &[("FRAG", "odd"), ("REORDER", "2")]));
+    }
+}
+
+#[test]
+fn many_lanes_share_few_devices() {
+    story(|| {
+        let setup = setup(7).with("lanes", 5).with("workers", 2);
+        let stage = Stage::with(&setup, &[]);
+        stage.everything(|outcome, what| outcome.unwrap_or_else(|e| panic!("{what}: {e:?}")));
+        assert_eq!(stage.alice.lanes("bob").len(), 5);
+    });
+}
+
+#[test]
+fn every_device_has_a_lane() {
+    story(|| {
+        let settings = [("transport", "plugin".to_owned()), ("plugin", emulator())];
+        let open = |name: &str| {
+            let mut command = Command::new(binary());
+            command.env("TCPX_EMU_NDEV", "3");
+            let process = RemoteProcess::spawn(name, command);
+            let all = settings.iter().map(|(k, v)| ((*k).to_owned(), v.clone()));
+            let name = ("name".to_owned(), name.to_owned());
+            let lo = ("interfaces".to_owned(), "lo".to_owned());
+            process.open_with(all.chain([name, lo]).collect());
+            process
+        };
+        let stage = Stage::new(open("alice"), open("bob"));
+        stage.attempt(Op::Write, &[Copy::new(0, 0, LEN)], 1).expect("moved");
+        assert!(stage.alice.lanes("bob").len() >= 3);
+    });
+}
+
+#[test]
+fn calls_that_fail_end_transfers_and_nothing_else() {
+    for version in [6, 7, 8] {
+        for call in ["isend:5", "irecv:9", "test:9:2", "test:40:6"] {
+            story(move || survives(&setup(version), &[("ERROR", call)]));
+        }
+    }
+    story(|| survives(&setup(7), &[("ERROR", "irecvConsumed:4")]));
+}
+
+#[test]
+fn memory_that_is_refused_goes_another_way() {
+    for version in [6, 8] {
+        story(move || works(&setup(version), &[("ERROR", "regMr:1")]));
+    }
+    // The first ones are those of memory that receives are posted on.
+    story(|| works(&setup(7), &[("ERROR", "regMr:3")]));
+    // Where that cannot be registered, receives go to host memory.
+    story(|| works(&setup(7), &[("ERROR", "regMr:1")]));
+}
+
+#[test]
+fn connections_that_break_end_transfers_and_nothing_else() {
+    for version in [6, 7, 8] {
+        story(move || survives(&setup(version), &[("RESET", "6")]));
+        story(move || survives(&setup(version), &[("SHORT_RECV", "4")]));
+        story(move || survives(&setup(version), &[("DATA_LOSS", "hang:3000000")]));
+    }
+}
+
+#[test]
+fn what_cannot_be_connected_is_an_error_that_says_why() {
+    story(|| {
+        let setup = setup(7).with("connect_timeout", "3s");
+        for (settings, call) in [
+            (("FAIL_CONNECT", "all"), "connect"),
+            (("ERROR", "listen:1"), "listen"),
+            (("ERROR", "accept:2"), "accept"),
+        ] {
+            // Whoever dials learns it, whichever side has failed.
+            for (ours, theirs) in [(&[settings][..], &[][..]), (&[], &[settings])] {
+                let (alice, bob) = (process("alice", &setup, ours), process("bob", &setup, theirs));
+                let stage = Stage::new(alice, bob);
+                let error = stage.alice.connect("bob").expect_err("no comms");
+                assert_eq!(error.kind(), ErrorKind::Disconnected, "{error:?}");
+                // The other side's half of the same connection may fail first.
+                let told = [call, "connect"].map(|call| format!("{call} failed"));
+                assert!(told.iter().any(|told| error.text.contains(told)), "{error:?}");
+            }
+        }
+        // Too slow.
+        let settings = [("PENDING_MS", "60000")];
+        let stage = Stage::new(process("alice", &setup, &settings), process("bob", &setup, &[]));
+        let error = stage.alice.connect("bob").expect_err("not in time");
+        assert!(error.text.contains("in time"), "{error:?}");
+    });
+}
+
+#[test]
+fn sides_that_do_not_fit_say_so() {
+    story(|| {
+        let native = setup(7).native();
+        for (ours, theirs, hint) in [
+            (setup(7), native.clone(), "transport=plugin"),
+            (native, setup(7), "transport=plugin"),
+            (setup(6), setup(8), "TCPX_PLUGIN_VERSION"),
+        ] {
+            let stage = Stage::new(process("alice", &ours, &[]), process("bob", &theirs, &[]));
+            let error = stage.alice.connect("bob").expect_err("they do not fit");
+            assert_eq!(error.kind(), ErrorKind::Disconnected, "{error:?}");
+            assert!(error.text.contains(hint), "{error:?}");
+        }
+    });
+}
+
+#[test]
+fn a_plugin_that_is_not_there_is_an_error_that_names_it() {
+    let open = |plugin: &str, version: u32| {
+        let config = Config::defaults().with("interfaces", "lo").unwrap();
+        let config = config.with("transport", "plugin").unwrap();
+        let config = config.with("plugin", plugin).unwrap();
+        Session::new(config.with("plugin_version", version).unwrap())
+    };
+    let error = open("/nowhere/libnccl-net-nothing.so", 0).expect_err("not there");
+    assert_eq!(error.kind(), ErrorKind::Environment);
+    assert!(error.to_string().contains("/nowhere/libnccl-net-nothing.so"), "{error}");
+    let error = open(&emulator(), 12).expect_err("no such version");
+    assert!(error.to_string().contains("ncclNetPlugin_v12"), "{error}");
+}

@@ -12,6 +12,8 @@ mod inbound;
 mod outbound;
 mod pool;
 mod queues;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,0 +1,217 @@
+//! Chunks through slots and back, on the stand-in for a device, which copies on a thread of its own.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use tcpx_cuda::{Device, StandIn};
+use tcpx_net::{Cursor, Span};
+
+use super::{Inbound, Outbound, Pool, Queues};
+use crate::error::Error;
+
+const SLOT: usize = 4096;
+
+/// Spans of the given lengths with gaps between them, and the memory that they lie in.
+struct Memory {
+    bytes: Vec<u8>,
+    spans: Vec<Span>,
+}
+
+impl Memory {
+    fn new(lengths: &[usize], gap: usize, fill: impl Fn(usize) -> u8) -> Self {
+        let total: usize = lengths.iter().map(|len| len + gap).sum();
+        let mut bytes: Vec<u8> = (0..total).map(fill).collect();
+        let base = bytes.as_mut_ptr();
+        let mut at = 0;
+        let spans = lengths
+            .iter()
+            .map(|&len| {
+                // SAFETY: inside `bytes`, which lives as long as the spans and is not touched while they are used.
+                let span = unsafe { Span::new(base.wrapping_add(at), len) };
+                at += len + gap;
+                span
+            })
+            .collect();
+        Self { bytes, spans }
+    }
+
+    /// The bytes of the spans, back to back.
+    fn content(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        for span in &self.spans {
+            let at = out.len();
+            out.resize(at + span.len(), 0);
+            span.copy_to(&mut out[at..]);
+        }
+        out
+    }
+}
+
+/// Takes the whole chunk out, at most `step` bytes at a time.
+fn take_out(
+    out: &mut Outbound,
+    spans: &[Span],
+    queues: &mut Queues,
+    pool: &Arc<Pool>,
+    step: usize,
+) -> Result<Vec<u8>, Error> {
+    let total: usize = spans.iter().map(Span::len).sum();
+    let mut bytes = Vec::new();
+    while bytes.len() < total {
+        while out.is_unstarted() && out.start(spans, queues, pool)? {}
+        if let Some(ready) = out.ready(queues)? {
+            let count = ready.len().min(step);
+            let at = bytes.len();
+            bytes.resize(at + count, 0);
+            ready.copy_to(&mut bytes[at..]);
+            out.sent(count, spans, queues)?;
+        }
+    }
+    Ok(bytes)
+}
+
+/// Puts the whole chunk in, at most `step` bytes at a time, and waits until it is due.
+fn put_in(
+    inbound: &mut Inbound<u32>,
+    device: &dyn Device,
+    pool: &Arc<Pool>,
+    bytes: &[u8],
+    spans: &[Span],
+    step: usize,
+) -> Result<Option<Error>, Error> {
+    let (mut at, mut done) = (Cursor::default(), 0);
+    while done < bytes.len() {
+        let left = bytes.len() - done;
+        let Some(room) = inbound.room(device, pool, left)? else {
+            // A slot comes back when its copy is over.
+            assert!(inbound.due().is_none(), "nothing is due in the middle");
+            continue;
+        };
+        let count = room.copy_from(&bytes[done..done + left.min(step)]);
+        done += count;
+        inbound.filled(count, done == bytes.len(), device, spans, &mut at)?;
+    }
+    inbound.then(7);
+    loop {
+        if let Some((then, error)) = inbound.due() {
+            assert_eq!(then, 7);
+            return Ok(error);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #[test]
+    fn every_byte_passes_whatever_the_slots(
+        lengths in prop::collection::vec(1usize..6000, 1..12),
+        slots in 2usize..9,
+        out_step in 1usize..9000,
+        in_step in 1usize..9000,
+        seed in any::<u64>(),
+    ) {
+        let device: Arc<dyn Device> = Arc::new(StandIn::new(seed));
+        let pool = Pool::new(SLOT, slots * SLOT);
+        let source = Memory::new(&lengths, 3, |i| (i * 31 + i / 251) as u8);
+        let total: usize = lengths.iter().sum();
+
+        let mut queues = Queues::default();
+        let mut out = Outbound::new(&device, total);
+        let bytes = take_out(&mut out, &source.spans, &mut queues, &pool, out_step).unwrap();
+        prop_assert_eq!(&bytes, &source.content());
+
+        // The other side has other pieces of the same total.
+        let target = Memory::new(&[total], 0, |_| 0xee);
+        let mut inbound = Inbound::new();
+        let failed = put_in(&mut inbound, device.as_ref(), &pool, &bytes, &target.spans, in_step).unwrap();
+        prop_assert!(failed.is_none());
+        prop_assert_eq!(&target.bytes, &bytes);
+        prop_assert!(inbound.is_empty());
+    }
+
+    #[test]
+    fn scattered_targets_keep_their_gaps(
+        lengths in prop::collection::vec(1usize..3000, 1..20),
+        step in 1usize..5000,
+    ) {
+        let device = StandIn::new(3);
+        let pool = Pool::new(SLOT, 4 * SLOT);
+        let total: usize = lengths.iter().sum();
+        let bytes: Vec<u8> = (0..total).map(|i| (i * 7 + 1) as u8).collect();
+        let target = Memory::new(&lengths, 5, |_| 0xee);
+        let mut inbound = Inbound::new();
+        put_in(&mut inbound, &device, &pool, &bytes, &target.spans, step).unwrap();
+        prop_assert_eq!(&target.content(), &bytes);
+        let touched = target.bytes.iter().filter(|b| **b != 0xee).count();
+        prop_assert!(touched <= total, "gaps are left alone");
+    }
+}
+
+#[test]
+fn letting_go_keeps_the_bytes_and_needs_the_memory_no_more() {
+    let device: Arc<dyn Device> = Arc::new(StandIn::new(5));
+    let pool = Pool::new(SLOT, 2 * SLOT);
+    let mut source = Memory::new(&[5 * SLOT + 17], 0, |i| (i * 13) as u8);
+    let expected = source.content();
+    let mut queues = Queues::default();
+    let mut out = Outbound::new(&device, expected.len());
+    assert!(out.start(&source.spans, &mut queues, &pool).unwrap());
+    out.let_go(&source.spans, &mut queues).unwrap();
+    source.bytes.fill(0);
+    let bytes = take_out(&mut out, &source.spans, &mut queues, &pool, 1000).unwrap();
+    assert_eq!(bytes, expected);
+}
+
+#[test]
+fn what_arrives_later_waits_its_turn() {
+    let device = StandIn::new(9);
+    let pool = Pool::new(SLOT, 8 * SLOT);
+    let target = Memory::new(&[100], 0, |_| 0);
+    let mut inbound = Inbound::new();
+    let room = inbound.room(&device, &pool, 100).unwrap().unwrap();
+    room.copy_from(&[1; 100]);
+    let at = &mut Cursor::default();
+    inbound
+        .filled(100, true, &device, &target.spans, at)
+        .unwrap();
+    inbound.then(1);
+    // Needs no copy of its own, and still comes second.
+    inbound.then(2);
+    let mut order = Vec::new();
+    while order.len() < 2 {
+        order.extend(inbound.due().map(|(then, _)| then));
+    }
+    assert_eq!(order, [1, 2]);
+    assert_eq!(target.bytes, [1; 100]);
+}
+
+#[test]
+fn a_failing_device_fails_its_chunk_and_gives_the_slots_back() {
+    let device: Arc<dyn Device> = Arc::new(StandIn::new(1).failing_after(1));
+    let pool = Pool::new(SLOT, 4 * SLOT);
+    let source = Memory::new(&[3 * SLOT], 0, |i| i as u8);
+    let mut queues = Queues::default();
+    let mut out = Outbound::new(&device, 3 * SLOT);
+    let taken = take_out(&mut out, &source.spans, &mut queues, &pool, SLOT);
+    assert!(matches!(taken, Err(Error::Device(_) | Error::DeviceLost)));
+    let _ = out.wait(&mut queues);
+    drop(out);
+    assert_eq!(pool.left(super::Direction::Out), 2);
+
+    let mut inbound: Inbound<u32> = Inbound::new();
+    let bytes = vec![7; 3 * SLOT];
+    let ended = put_in(
+        &mut inbound,
+        device.as_ref(),
+        &pool,
+        &bytes,
+        &source.spans,
+        SLOT,
+    );
+    assert!(
+        matches!(ended, Err(_) | Ok(Some(_))),
+        "it does not pass for done"
+    );
+    drop(inbound);
+    assert_eq!(pool.left(super::Direction::In), 2);
+}

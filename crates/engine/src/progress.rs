@@ -159,7 +159,11 @@ impl Worker {
             // A full send buffer empties in steps that are worth a sleep; asking meanwhile only takes
             // the socket's lock from those who empty it. What arrives is worth looking for.
             let full = driven.iter().all(|active| active.lane().is_blocked());
-            let patience = if staging { STAGING_SPIN.max(spin) } else { spin };
+            let patience = if staging {
+                STAGING_SPIN.max(spin)
+            } else {
+                spin
+            };
             if !full && last_progress.elapsed() < patience {
                 looks += 1;
                 let give_way = match looks {

@@ -53,7 +53,9 @@ impl ControlLoop {
         let dialled = joined.dialled.clone();
         let core = Arc::clone(&self.core);
         let plug = move || {
-            let comms = set_up(&net, &mut joined.lanes, joined.deadline, || core.is_closing());
+            let comms = set_up(&net, &mut joined.lanes, joined.deadline, || {
+                core.is_closing()
+            });
             let plugged = Plugged { joined, comms };
             core.control.push(Command::Plugged(Box::new(plugged)));
         };

@@ -204,10 +204,7 @@ impl ControlLoop {
 
 impl Unproven {
     /// Goes on with the handshake; returns what was agreed on once it is over.
-    fn advance(
-        &mut self,
-        core: &Core,
-    ) -> Result<Option<Established>, Box<dyn std::error::Error>> {
+    fn advance(&mut self, core: &Core) -> Result<Option<Established>, Box<dyn std::error::Error>> {
         match self.inbound.read(&self.stream) {
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(None),
             result => result?,

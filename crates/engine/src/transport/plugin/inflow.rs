@@ -315,6 +315,9 @@ impl<T: Target> Inflow<T> {
     /// Brings a message that is done nearer to where it belongs.
     fn advance(&mut self, index: usize) -> Result<(), Error> {
         let message = &mut self.posted[index];
+        if let State::Landed = message.state {
+            return Ok(());
+        }
         let frame = &mut self.frames[(message.frame - self.over) as usize];
         loop {
             let state = std::mem::replace(&mut message.state, State::Landed);
@@ -383,13 +386,13 @@ impl<T: Target> Inflow<T> {
                     let Some(unpack) = &mut self.unpack else {
                         return Ok(());
                     };
-                    unpack.find(message.request.number(), message.len)?;
+                    unpack.ring.find(message.request.number(), message.len)?;
                     let near = unpack.device.as_ref().or(self.standin.as_ref());
                     let place = frame.then.place();
                     match (place.and_then(|place| place.device), near) {
                         _ if place.is_none() => State::Landed,
                         (Some(device), Some(near)) if device.is_same(near.as_ref()) => {
-                            let (base, from) = (unpack.base(), unpack.spans());
+                            let (base, from) = (unpack.ring.base(), unpack.ring.spans());
                             let to = (place.map_or(&[][..], |p| p.spans), message.at);
                             match self.queues.unpack(device.as_ref(), base, from, to) {
                                 Ok(copy) => State::Unpacking(copy),
@@ -400,7 +403,11 @@ impl<T: Target> Inflow<T> {
                             }
                         }
                         (None, _) if unpack.device.is_none() => {
-                            scatter(unpack.spans(), place.map_or(&[], |p| p.spans), message.at);
+                            scatter(
+                                unpack.ring.spans(),
+                                place.map_or(&[], |p| p.spans),
+                                message.at,
+                            );
                             State::Landed
                         }
                         (device, _) => {
@@ -415,11 +422,11 @@ impl<T: Target> Inflow<T> {
                             let to = slot.span(message.len);
                             match &unpack.device {
                                 None => {
-                                    scatter(unpack.spans(), &[to], Cursor::default());
+                                    scatter(unpack.ring.spans(), &[to], Cursor::default());
                                     State::InSlot(slot)
                                 }
                                 Some(gpu) => {
-                                    let (gpu, from) = (gpu.as_ref(), unpack.spans());
+                                    let (gpu, from) = (gpu.as_ref(), unpack.ring.spans());
                                     let start = Cursor::default();
                                     State::Gathering(
                                         self.queues.gather_at(gpu, from, start, to)?,
@@ -439,14 +446,16 @@ impl<T: Target> Inflow<T> {
     }
 
     /// Stops using memory that must be let go: what is being received into it is waited for. If that takes too long the comm
-    /// is closed, and the connection with it.
-    pub(crate) fn let_go(&mut self) {
-        if let Err(error) = self.try_let_go() {
-            self.shut(error);
+    /// is closed, and the error ends the connection.
+    pub(crate) fn let_go(&mut self) -> Result<(), Error> {
+        let outcome = self.try_let_go();
+        if let Err(error) = &outcome {
+            self.shut(error.clone());
         }
         if let Some(comm) = &mut self.comm {
             self.registry.purge(comm);
         }
+        outcome
     }
 
     fn try_let_go(&mut self) -> Result<(), Error> {
@@ -469,9 +478,7 @@ impl<T: Target> Inflow<T> {
             }
             let moved = self.test()? | self.land()?;
             if !patience.wait(moved) {
-                return Err(Error::PluginBroke {
-                    what: "a message did not come while its memory was to be let go".into(),
-                });
+                return Err(patience.error());
             }
         }
     }
@@ -515,5 +522,29 @@ fn scatter(from: &[Span], to: &[Span], mut at: Cursor) {
             at.advance(to, count);
             copied += count;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scattering_goes_on_where_the_cursor_stands() {
+        let (mut source, mut target) = ((0..60).collect::<Vec<u8>>(), vec![0xff; 100]);
+        // SAFETY: both live to the end of the test, which looks at them afterwards only.
+        let span = |memory: &mut Vec<u8>| unsafe { Span::new(memory.as_mut_ptr(), memory.len()) };
+        let (from, to) = (span(&mut source), span(&mut target));
+        let from = [(0, 7), (20, 30)].map(|(at, len)| from.slice(at, len).unwrap());
+        let to = [(50, 10), (0, 10), (70, 25)].map(|(at, len)| to.slice(at, len).unwrap());
+        let mut at = Cursor::default();
+        at.advance(&to, 6);
+        scatter(&from, &to, at);
+        let mut expected = vec![0xff; 100];
+        expected[56..60].copy_from_slice(&[0, 1, 2, 3]);
+        expected[..3].copy_from_slice(&[4, 5, 6]);
+        expected[3..10].copy_from_slice(&(20..27).collect::<Vec<_>>());
+        expected[70..93].copy_from_slice(&(27..50).collect::<Vec<_>>());
+        assert_eq!(target, expected);
     }
 }

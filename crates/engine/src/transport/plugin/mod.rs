@@ -48,7 +48,7 @@ const MESSAGE_BYTES: usize = 1 << 20;
 
 /// The largest message on an unpack device. GPUDirect-TCPX is run with chunks of 512 KiB; it loses track of bounce
 /// pages when a message has more than one chunk on a socket, and a ring slot holds 2048 fragments.
-const UNPACK_MESSAGE_BYTES: usize = 256 << 10;
+const UNPACK_MESSAGE_BYTES: usize = 512 << 10;
 
 /// How long letting go of memory waits for a comm on which nothing is completed.
 const LET_GO_STALL: Duration = Duration::from_secs(1);
@@ -151,6 +151,13 @@ impl Patience {
             moved: now,
             limit,
             turns: 0,
+        }
+    }
+
+    fn error(&self) -> Error {
+        Error::Timeout {
+            what: "the end of a plugin's use of memory",
+            after: self.since.elapsed(),
         }
     }
 

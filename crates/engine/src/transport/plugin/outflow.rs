@@ -30,6 +30,8 @@ pub(crate) struct Outflow<S> {
     slots: Slots,
     queues: Queues,
     frames: VecDeque<Frame<S>>,
+    /// Messages that are being put into slots, or wait to be posted: all of the first frame that is not posted completely.
+    prepared: VecDeque<Prepared>,
     /// Frames that have left.
     left: u64,
     posted: VecDeque<Posted>,
@@ -72,9 +74,8 @@ struct Frame<S> {
     /// Bytes that are not in a message yet, and where they begin.
     unsent: usize,
     at: Cursor,
-    /// Messages that are being put into slots, or wait to be posted.
-    prepared: VecDeque<Prepared>,
-    /// Messages that are posted and not done.
+    /// Messages that are in [`Outflow::prepared`], and those that are posted and not done.
+    prepared: usize,
     posted: usize,
     /// A copy of what was unsent when its memory was revoked, and how far it has been sent.
     own: Option<(Own, usize)>,
@@ -94,6 +95,15 @@ struct Posted {
     slot: Option<Slot>,
 }
 
+/// What came of an attempt to post a message.
+enum Tried {
+    Posted(Request, usize),
+    /// There is no room now.
+    Later,
+    /// It has to go through a slot.
+    Staged,
+}
+
 impl<S: Source> Outflow<S> {
     pub(super) fn new(
         comm: SendComm,
@@ -109,6 +119,7 @@ impl<S: Source> Outflow<S> {
             slots,
             queues: Queues::default(),
             frames: VecDeque::new(),
+            prepared: VecDeque::with_capacity(DEPTH),
             left: 0,
             message_bytes,
             next_tag: 0,
@@ -147,7 +158,7 @@ impl<S: Source> Outflow<S> {
             source,
             unsent: bytes,
             at: Cursor::default(),
-            prepared: VecDeque::new(),
+            prepared: 0,
             posted: 0,
             own: None,
         });
@@ -221,66 +232,19 @@ impl<S: Source> Outflow<S> {
 
     /// Posts the next message of a frame; false when that is not possible now.
     fn post_message(&mut self, index: usize) -> Result<bool, Error> {
-        let frame = &mut self.frames[index];
-        let Some(comm) = &mut self.comm else {
-            return Ok(false);
-        };
-        if comm.in_flight() == comm.slots() {
+        let has_slot = |comm: &SendComm| comm.in_flight() < comm.slots();
+        if !self.comm.as_ref().is_some_and(has_slot) {
             return Ok(false);
         }
-        let tag = self.next_tag;
-        let len = frame.unsent.min(self.message_bytes);
-        let (request, len, slot) =
-            if let Some((own, sent)) = frame.own.as_mut().filter(|_| frame.prepared.is_empty()) {
-                let Some(request) = comm.isend(&own.handle, *sent, len, tag)? else {
-                    return Ok(false);
-                };
-                *sent += len;
-                frame.unsent -= len;
-                (request, len, None)
-            } else {
-                let place = frame.source.place();
-                let whole = frame.at.rest(place.spans).next();
-                let direct = whole
-                    .and_then(|span| span.slice(0, len))
-                    .filter(|_| frame.prepared.is_empty())
-                    .filter(|_| {
-                        place
-                            .device
-                            .is_none_or(|d| self.devices.contains(d.as_ref()))
-                    })
-                    .and_then(|span| self.registry.find(comm, &place, span));
-                if let Some((handle, offset)) = direct {
-                    let Some(request) = comm.isend(handle, offset, len, tag)? else {
-                        return Ok(false);
-                    };
-                    frame.at.advance(place.spans, len);
-                    frame.unsent -= len;
-                    (request, len, None)
-                } else {
-                    frame.prepare(comm, &mut self.slots, &mut self.queues, self.message_bytes)?;
-                    let Some(front) = frame.prepared.front_mut() else {
-                        return Ok(false);
-                    };
-                    if let Some(copy) = front.copy {
-                        if !self.queues.is_done(copy)? {
-                            return Ok(false);
-                        }
-                        front.copy = None;
-                    }
-                    let Some((handle, offset)) = self.slots.handle(&front.slot) else {
-                        return Ok(false);
-                    };
-                    let Some(request) = comm.isend(handle, offset, front.len, tag)? else {
-                        return Ok(false);
-                    };
-                    let Some(Prepared { slot, len, .. }) = frame.prepared.pop_front() else {
-                        return Ok(false);
-                    };
-                    (request, len, Some(slot))
-                }
-            };
-        frame.posted += 1;
+        let mut slot = None;
+        let mut posted = self.post_direct(index)?;
+        if let Tried::Staged = posted {
+            (posted, slot) = self.post_staged(index)?;
+        }
+        let Tried::Posted(request, len) = posted else {
+            return Ok(false);
+        };
+        self.frames[index].posted += 1;
         self.next_tag = (self.next_tag + 1) & i32::MAX;
         self.posted.push_back(Posted {
             request,
@@ -291,15 +255,80 @@ impl<S: Source> Outflow<S> {
         Ok(true)
     }
 
+    /// Posts a message out of its memory, or of the copy that was made of that.
+    fn post_direct(&mut self, index: usize) -> Result<Tried, Error> {
+        let frame = &mut self.frames[index];
+        let Some(comm) = self.comm.as_mut().filter(|_| frame.prepared == 0) else {
+            return Ok(Tried::Staged);
+        };
+        let len = frame.unsent.min(self.message_bytes);
+        let request = if let Some((own, sent)) = &mut frame.own {
+            let request = comm.isend(&own.handle, *sent, len, self.next_tag)?;
+            *sent += request.map_or(0, |_| len);
+            request
+        } else {
+            let place = frame.source.place();
+            let reaches = |device: &Arc<dyn Device>| self.devices.contains(device.as_ref());
+            let whole = frame.at.rest(place.spans).next();
+            let found = whole
+                .and_then(|span| span.slice(0, len))
+                .filter(|_| place.device.is_none_or(reaches))
+                .and_then(|span| self.registry.find(comm, &place, span));
+            let Some((handle, offset)) = found else {
+                return Ok(Tried::Staged);
+            };
+            let request = comm.isend(handle, offset, len, self.next_tag)?;
+            frame.at.advance(place.spans, request.map_or(0, |_| len));
+            request
+        };
+        let Some(request) = request else {
+            return Ok(Tried::Later);
+        };
+        frame.unsent -= len;
+        Ok(Tried::Posted(request, len))
+    }
+
+    /// Posts a message that was put into a slot.
+    fn post_staged(&mut self, index: usize) -> Result<(Tried, Option<Slot>), Error> {
+        let frame = &mut self.frames[index];
+        let Some(comm) = &mut self.comm else {
+            return Ok((Tried::Later, None));
+        };
+        let (limit, ahead) = (self.message_bytes, &mut self.prepared);
+        frame.prepare(comm, &mut self.slots, &mut self.queues, ahead, limit)?;
+        let Some(front) = self.prepared.front_mut() else {
+            return Ok((Tried::Later, None));
+        };
+        if let Some(copy) = front.copy {
+            if !self.queues.is_done(copy)? {
+                return Ok((Tried::Later, None));
+            }
+            front.copy = None;
+        }
+        let request = match self.slots.handle(&front.slot) {
+            Some((handle, offset)) => comm.isend(handle, offset, front.len, self.next_tag)?,
+            None => None,
+        };
+        match request.and_then(|request| Some((request, self.prepared.pop_front()?))) {
+            Some((request, Prepared { slot, len, .. })) => {
+                frame.prepared -= 1;
+                Ok((Tried::Posted(request, len), Some(slot)))
+            }
+            None => Ok((Tried::Later, None)),
+        }
+    }
+
     /// Stops using the memory of the payloads for which `is_hit` holds, and of revoked regions: what is not sent yet is copied,
-    /// what the plugin has in hand is waited for. If that takes too long the comm is closed, and the connection with it.
-    pub(crate) fn let_go(&mut self, mut is_hit: impl FnMut(&S) -> bool) {
-        if let Err(error) = self.try_let_go(&mut is_hit) {
-            self.close(error);
+    /// what the plugin has in hand is waited for. If that takes too long the comm is closed, and the error ends the connection.
+    pub(crate) fn let_go(&mut self, mut is_hit: impl FnMut(&S) -> bool) -> Result<(), Error> {
+        let outcome = self.try_let_go(&mut is_hit);
+        if let Err(error) = &outcome {
+            self.close(error.clone());
         }
         if let Some(comm) = &mut self.comm {
             self.registry.purge(comm);
         }
+        outcome
     }
 
     fn try_let_go(&mut self, is_hit: &mut impl FnMut(&S) -> bool) -> Result<(), Error> {
@@ -314,7 +343,7 @@ impl<S: Source> Outflow<S> {
             if frame.posted > 0 {
                 last = Some(self.left + index as u64);
             }
-            for prepared in &mut frame.prepared {
+            for prepared in self.prepared.iter_mut().take(frame.prepared) {
                 if let Some(copy) = prepared.copy.take() {
                     self.queues.wait(copy)?;
                 }
@@ -330,9 +359,7 @@ impl<S: Source> Outflow<S> {
         {
             let moved = self.test()?;
             if !patience.wait(moved) {
-                return Err(Error::PluginBroke {
-                    what: "a message was not sent while its memory was to be let go".into(),
-                });
+                return Err(patience.error());
             }
         }
         Ok(())
@@ -342,12 +369,10 @@ impl<S: Source> Outflow<S> {
     pub(crate) fn close(&mut self, error: Error) {
         self.comm = None;
         self.broken.get_or_insert_with(|| Broken::new(error));
-        for frame in &mut self.frames {
-            for prepared in &mut frame.prepared {
-                if let Some(copy) = prepared.copy.take() {
-                    // How it ended makes no difference any more.
-                    let _ = self.queues.wait(copy);
-                }
+        for prepared in self.prepared.drain(..) {
+            if let Some(copy) = prepared.copy {
+                // How it ended makes no difference any more.
+                let _ = self.queues.wait(copy);
             }
         }
         self.posted.clear();
@@ -358,7 +383,7 @@ impl<S: Source> Outflow<S> {
 impl<S> Frame<S> {
     /// Whether all of it was handed to the plugin.
     fn is_posted(&self) -> bool {
-        self.unsent == 0 && self.prepared.is_empty()
+        self.unsent == 0 && self.prepared == 0
     }
 
     fn is_over(&self) -> bool {
@@ -373,11 +398,12 @@ impl<S: Source> Frame<S> {
         comm: &mut SendComm,
         slots: &mut Slots,
         queues: &mut Queues,
+        prepared: &mut VecDeque<Prepared>,
         message_bytes: usize,
     ) -> Result<(), Error> {
         let Place { spans, device, .. } = self.source.place();
         let ahead = if device.is_some() { DEPTH } else { 1 };
-        while self.unsent > 0 && self.own.is_none() && self.prepared.len() < ahead {
+        while self.unsent > 0 && self.own.is_none() && self.prepared < ahead {
             let Some(slot) = slots.take(comm, device)? else {
                 return Ok(());
             };
@@ -393,7 +419,8 @@ impl<S: Source> Frame<S> {
             };
             self.at.advance(spans, len);
             self.unsent -= len;
-            self.prepared.push_back(Prepared { slot, len, copy });
+            self.prepared += 1;
+            prepared.push_back(Prepared { slot, len, copy });
         }
         Ok(())
     }
@@ -430,5 +457,52 @@ fn gather(spans: &[Span], at: Cursor, to: Span) {
             return;
         }
         filled += room.copy_span(span);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tcpx_cuda::StandIn;
+
+    #[test]
+    fn gathering_stops_when_the_slot_is_full() {
+        let (mut source, mut slot) = ((0..100).collect::<Vec<u8>>(), vec![0xff; 30]);
+        // SAFETY: both live to the end of the test, which looks at them afterwards only.
+        let span = |memory: &mut Vec<u8>| unsafe { Span::new(memory.as_mut_ptr(), memory.len()) };
+        let (from, to) = (span(&mut source), span(&mut slot));
+        let from = [(90, 10), (0, 50)].map(|(at, len)| from.slice(at, len).unwrap());
+        let mut at = Cursor::default();
+        at.advance(&from, 4);
+        gather(&from, at, to);
+        assert_eq!(slot, (94..100).chain(0..24).collect::<Vec<_>>());
+        // Less than the slot holds: the rest is left alone.
+        at.advance(&from, 46);
+        gather(&from, at, to);
+        assert_eq!(slot, (40..50).chain(4..24).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_plugin_is_given_the_devices_that_it_reaches() {
+        let one: Arc<dyn Device> = Arc::new(StandIn::new(1));
+        let other: Arc<dyn Device> = Arc::new(StandIn::new(2));
+        let takes = |devices: Devices| {
+            (
+                devices.contains(one.as_ref()),
+                devices.contains(other.as_ref()),
+            )
+        };
+        assert_eq!(takes(Devices::None), (false, false));
+        assert_eq!(takes(Devices::StandIn(None)), (false, false));
+        assert_eq!(
+            takes(Devices::StandIn(Some(Arc::clone(&one)))),
+            (true, false)
+        );
+        assert_eq!(takes(Devices::Only(Arc::clone(&other))), (false, true));
+        assert_eq!(
+            takes(Devices::AllBut(Some(Arc::clone(&one)))),
+            (false, true)
+        );
+        assert_eq!(takes(Devices::AllBut(None)), (true, true));
     }
 }

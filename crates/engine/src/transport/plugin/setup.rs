@@ -26,6 +26,9 @@ use crate::error::Error;
 /// How often a plugin is asked whether a connection has come about.
 const LOOK: Duration = Duration::from_millis(1);
 
+/// No plugin has a reason for smaller messages.
+const MIN_MESSAGE_BYTES: usize = 4096;
+
 /// A lane after its handshake: its stream, and what came behind the handshake.
 pub(crate) struct RawLane {
     pub(crate) stream: Stream,
@@ -112,6 +115,10 @@ fn connect_all(
                 setup.plugin
             ));
         }
+        let message_bytes = net.message_bytes.min(setup.message_bytes as usize);
+        if message_bytes < MIN_MESSAGE_BYTES {
+            return Err(format!("messages of {message_bytes} bytes are too small"));
+        }
         let handle = Handle::from_bytes(setup.handle).map_err(|e| e.to_string())?;
         let device = index % net.devices();
         let connecting = net.plugin.connect(device, &handle);
@@ -120,7 +127,7 @@ fn connect_all(
             send: None,
             accepted: accepting.remove(0),
             recv: None,
-            message_bytes: net.message_bytes.min(setup.message_bytes as usize),
+            message_bytes,
         });
     }
     loop {

@@ -39,13 +39,18 @@ const _: () = assert!(size_of::<Entry>() == 16 && RING_BYTES == 524_416);
 
 /// The receiving side of an unpack device.
 pub(super) struct Unpack {
-    ring: usize,
-    bounce: usize,
+    pub(super) ring: Ring,
     /// The GPU that the bounce pages are on; none if the CPU can read them.
     pub(super) device: Option<Arc<dyn Device>>,
     /// What receives are posted on. The plugin never writes to it, so they all share it.
     landing: Landing,
-    /// The fragments of the receive that is being dealt with, in payload order.
+}
+
+/// The plugin's ring, and what was found in it last.
+pub(super) struct Ring {
+    address: usize,
+    bounce: usize,
+    /// The fragments of one receive, in payload order.
     entries: Vec<Entry>,
     spans: Vec<Span>,
 }
@@ -91,8 +96,8 @@ impl Unpack {
         let landing = match &device {
             Some(device) => {
                 let bytes = message_bytes.next_multiple_of(4096);
-                let memory = DeviceBuffer::alloc(device.ordinal(), bytes)?;
-                let address = memory.address() as *mut u8;
+                let memory = DeviceBuffer::alloc(device.ordinal(), bytes + 4096)?;
+                let address = memory.address().next_multiple_of(4096) as *mut u8;
                 // SAFETY: the buffer is kept beside the comm, and dropped after it.
                 let handle = unsafe { comm.register(address, bytes, MemoryKind::Cuda) }?;
                 Landing::Device {
@@ -109,12 +114,10 @@ impl Unpack {
             },
         };
         Ok(Some(Self {
-            ring,
-            bounce,
+            // SAFETY: the plugin's ring and pages, which are there as long as the comm is.
+            ring: unsafe { Ring::new(ring, bounce) },
             device,
             landing,
-            entries: Vec::with_capacity(ENTRIES),
-            spans: Vec::with_capacity(ENTRIES),
         }))
     }
 
@@ -125,12 +128,26 @@ impl Unpack {
             Landing::Device { handle, .. } => handle,
         }
     }
+}
 
-    /// Finds the fragments of a receive of `len` bytes that is done and not consumed: [`Unpack::spans`] has them in payload order.
+impl Ring {
+    /// # Safety
+    /// There is a ring at `address`, and pages at `bounce`, for as long as this is used; whoever calls [`Ring::find`]
+    /// does so for a receive that is done and not consumed.
+    unsafe fn new(address: usize, bounce: usize) -> Self {
+        Self {
+            address,
+            bounce,
+            entries: Vec::with_capacity(ENTRIES),
+            spans: Vec::with_capacity(ENTRIES),
+        }
+    }
+
+    /// Finds the fragments of a receive of `len` bytes that is done and not consumed: [`Ring::spans`] has them in payload order.
     pub(super) fn find(&mut self, number: u64, len: usize) -> Result<(), Error> {
         let slot = (number % SLOTS) as usize;
         let broke = |what| Err(Error::PluginBroke { what });
-        let count = (self.ring + COUNTS_AT + slot * size_of::<u64>()) as *const u64;
+        let count = (self.address + COUNTS_AT + slot * size_of::<u64>()) as *const u64;
         // SAFETY: the ring is the comm's, which is open; the slot holds still until the receive is consumed.
         let count = unsafe { count.read_volatile() };
         fence(Ordering::Acquire);
@@ -139,7 +156,7 @@ impl Unpack {
                 "a receive has {count} fragments, {ENTRIES} is the most"
             ));
         }
-        let entries = (self.ring + slot * ENTRIES * size_of::<Entry>()) as *const Entry;
+        let entries = (self.address + slot * ENTRIES * size_of::<Entry>()) as *const Entry;
         // SAFETY: as above; so many entries were written, and Entry is 16 bytes of plain integers.
         let entries = unsafe { std::slice::from_raw_parts(entries, count as usize) };
         self.entries.clear();
@@ -197,4 +214,125 @@ fn read_anywhere(address: usize, len: usize) -> Result<Vec<u8>, Error> {
         }
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A ring in ordinary memory, with pages of known bytes.
+    struct Fake {
+        memory: Vec<u128>,
+        pages: Vec<u8>,
+    }
+
+    impl Fake {
+        fn new() -> Self {
+            Self {
+                memory: vec![0; RING_BYTES.div_ceil(16)],
+                pages: (0..100_000).map(|i| (i % 251) as u8).collect(),
+            }
+        }
+
+        fn ring(&self) -> Ring {
+            // SAFETY: both live as long as the test that looks at them.
+            unsafe { Ring::new(self.memory.as_ptr() as usize, self.pages.as_ptr() as usize) }
+        }
+
+        fn put(&mut self, number: u64, entries: &[Entry]) {
+            let slot = (number % SLOTS) as usize;
+            for (index, entry) in entries.iter().enumerate() {
+                let word = u128::from(entry.source)
+                    | u128::from(entry.len) << 32
+                    | u128::from(entry.target) << 64;
+                self.memory[slot * ENTRIES + index] = word;
+            }
+            self.set_count(number, entries.len() as u64);
+        }
+
+        fn set_count(&mut self, number: u64, count: u64) {
+            let slot = (number % SLOTS) as usize;
+            let word = &mut self.memory[(COUNTS_AT + slot * 8) / 16];
+            let shift = (slot % 2) * 64;
+            *word = *word & !(u128::from(u64::MAX) << shift) | u128::from(count) << shift;
+        }
+
+        fn bytes(&self, ring: &Ring) -> Vec<u8> {
+            let mut all = Vec::new();
+            for span in ring.spans() {
+                let at = all.len();
+                all.resize(at + span.len(), 0);
+                span.copy_to(&mut all[at..]);
+            }
+            all
+        }
+    }
+
+    fn entry(source: u32, len: u32, target: u64) -> Entry {
+        Entry {
+            source,
+            len,
+            target,
+        }
+    }
+
+    #[test]
+    fn fragments_are_put_into_the_order_of_the_payload() {
+        let mut fake = Fake::new();
+        // The 19th receive has slot 3; an old one was there before.
+        fake.put(3, &[entry(0, 4096, 0); 7]);
+        fake.put(
+            19,
+            &[
+                entry(8192, 10, 30),
+                entry(4099, 30, 0),
+                entry(50_001, 1, 40),
+            ],
+        );
+        let mut ring = fake.ring();
+        ring.find(19, 41).unwrap();
+        let expected = [
+            &fake.pages[4099..4129],
+            &fake.pages[8192..8202],
+            &fake.pages[50_001..50_002],
+        ];
+        assert_eq!(fake.bytes(&ring), expected.concat());
+        // A message of no bytes has no fragments.
+        fake.put(20, &[]);
+        ring.find(20, 0).unwrap();
+        assert!(ring.spans().is_empty());
+    }
+
+    #[test]
+    fn neighbours_in_the_pages_are_one_piece() {
+        let mut fake = Fake::new();
+        fake.put(
+            0,
+            &[
+                entry(4096, 4096, 4096),
+                entry(0, 4096, 0),
+                entry(20_480, 5, 8192),
+            ],
+        );
+        let mut ring = fake.ring();
+        ring.find(0, 8197).unwrap();
+        assert_eq!(ring.spans().len(), 2);
+    }
+
+    #[test]
+    fn what_does_not_cover_the_message_is_refused() {
+        let mut fake = Fake::new();
+        let gap = [entry(0, 10, 0), entry(100, 10, 11)];
+        let overlap = [entry(0, 10, 0), entry(100, 10, 9)];
+        let short = [entry(0, 19, 0)];
+        let long = [entry(0, 21, 0)];
+        let twice = [entry(0, 10, 0), entry(0, 10, 0)];
+        for entries in [&gap[..], &overlap, &short, &long, &twice, &[]] {
+            fake.put(1, entries);
+            let error = fake.ring().find(1, 20).unwrap_err();
+            assert!(matches!(error, Error::PluginBroke { .. }), "{error}");
+        }
+        fake.set_count(1, ENTRIES as u64 + 1);
+        assert!(fake.ring().find(1, 20).is_err());
+    }
 }

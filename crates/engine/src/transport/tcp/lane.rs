@@ -12,6 +12,7 @@ use super::Connection;
 use super::rx::{Ended, Received, Rx};
 use super::tx::{Sent, Tx, Work};
 use crate::core::Core;
+use crate::error::Error;
 use crate::plan::Chunk;
 use crate::progress::Worker;
 use crate::run::Run;
@@ -324,10 +325,17 @@ impl Lane {
 
     /// Stops the current system calls' use of memory for which `is_hit` holds, and with
     /// `regions_too` of memory that was revoked. Returns once no call uses it any more.
-    pub(super) fn let_go(&self, is_hit: impl FnMut(&Arc<Run>) -> bool, regions_too: bool) {
-        self.tx.lock().let_go(is_hit, regions_too);
+    ///
+    /// # Errors
+    /// A plugin could not be made to: its comm is closed, and the connection must end.
+    pub(super) fn let_go(
+        &self,
+        is_hit: impl FnMut(&Arc<Run>) -> bool,
+        regions_too: bool,
+    ) -> Result<(), Error> {
+        let sending = self.tx.lock().let_go(is_hit, regions_too);
         // The receiving half looks before each call; taking its lock waits for the current one.
-        self.rx.lock().let_go();
+        sending.and(self.rx.lock().let_go())
     }
 
     /// Whether something is in flight or waiting to leave.

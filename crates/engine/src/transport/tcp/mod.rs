@@ -8,6 +8,7 @@
 mod grant;
 mod lane;
 mod rx;
+mod settle;
 mod tx;
 
 use std::collections::HashMap;
@@ -420,16 +421,27 @@ impl Connection {
     }
 
     /// Makes sure that no system call uses memory that was revoked.
-    pub(crate) fn revoke(&self) {
+    pub(crate) fn revoke(self: &Arc<Self>) {
         for lane in &self.lanes {
-            lane.let_go(|run| run.plan.revoked().is_some(), true);
+            let done = lane.let_go(|run| run.plan.revoked().is_some(), true);
+            self.end_unless(done);
         }
     }
 
     /// Makes sure that no system call uses local memory on behalf of `run`, which is being aborted.
-    pub(crate) fn let_go(&self, run: &Arc<Run>) {
+    pub(crate) fn let_go(self: &Arc<Self>, run: &Arc<Run>) {
         for lane in &self.lanes {
-            lane.let_go(|r| Arc::ptr_eq(r, run), false);
+            let done = lane.let_go(|r| Arc::ptr_eq(r, run), false);
+            self.end_unless(done);
+        }
+    }
+
+    fn end_unless(self: &Arc<Self>, done: Result<(), Error>) {
+        if let Err(error) = done {
+            self.kill(Error::PeerLost {
+                peer: self.peer.name().to_owned(),
+                reason: error.to_string(),
+            });
         }
     }
 

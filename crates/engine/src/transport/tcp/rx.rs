@@ -4,27 +4,30 @@
 //! brings the next frame's header and table, in a small tail buffer. Only what shares that buffer
 //! with a header is ever copied.
 
+mod payload;
+
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tcpx_cuda::Device;
-use tcpx_net::{Cursor, Span};
+use tcpx_net::Cursor;
 use tcpx_proto::frame::{
     FLAG_INLINE, FLAG_NOTIFY, HEADER_BYTES, Header, Kind, MAX_EXTRA_BYTES, MAX_TABLE_BYTES, Status,
     Table,
 };
 
+pub(super) use self::payload::Coming;
+use self::payload::{Payload, Sink};
 use super::Connection;
 use super::grant::Grant;
 use super::lane::{Flying, Lane};
-use super::tx::{Response, encode_error};
+use super::tx::encode_error;
 use crate::error::Error;
 use crate::region::Refusal;
 use crate::run::Run;
 use crate::staging::Inbound;
 use crate::tagged::Arrival;
-use crate::transport::plugin::{Inflow, Place, Target};
+use crate::transport::plugin::Inflow;
 
 /// Holds the largest header, table and extra, so that a frame's start is always in one piece.
 const BUFFER_BYTES: usize = 16 << 10;
@@ -54,59 +57,6 @@ enum State {
     /// The header is read, table and extra are not.
     Middle(Header),
     Payload(Payload),
-}
-
-struct Payload {
-    header: Header,
-    left: usize,
-    sink: Sink,
-}
-
-/// Where payload goes.
-enum Sink {
-    /// A WRITE into our regions; the grant is in `Rx::grant`.
-    Regions { notification: Option<Vec<u8>> },
-    /// The answer to a READ of ours.
-    Run(Flying),
-    /// A message of the peer, kept until it is whole.
-    Message { middle: Vec<u8>, bytes: Vec<u8> },
-    /// Nowhere; for a WRITE, the reason is reported at the end.
-    Nowhere(Option<Refusal>),
-}
-
-/// A payload that comes on the comm, or a frame that has to wait for one.
-pub(super) struct Coming {
-    payload: Payload,
-    grant: Grant,
-}
-
-impl Target for Coming {
-    fn place(&mut self) -> Option<Place<'_>> {
-        if matches!(self.payload.sink, Sink::Regions { .. }) && self.grant.has_dead_memory() {
-            self.payload.sink = Sink::Nowhere(Some(Refusal::Revoked));
-        }
-        match &self.payload.sink {
-            Sink::Regions { .. } => Some(self.grant.place()),
-            Sink::Run(flying) if may_land(&flying.run) => {
-                let plan = &flying.run.plan;
-                Some(Place {
-                    spans: plan.spans(flying.chunk()),
-                    device: plan.device(flying.chunk()),
-                    memory: plan.memory(),
-                })
-            }
-            _ => None,
-        }
-    }
-
-    fn is_dead(&self) -> bool {
-        match &self.payload.sink {
-            Sink::Regions { .. } => self.grant.has_dead_memory(),
-            Sink::Run(flying) => !may_land(&flying.run),
-            // It may have had a place before.
-            _ => true,
-        }
-    }
 }
 
 pub(super) struct Rx {
@@ -257,17 +207,13 @@ impl Rx {
 
     /// Whether payload is being copied to a device, or cannot be received before that.
     pub(super) fn is_staging(&self) -> bool {
-        self.starved
-            || !self.inbound.is_empty()
-            || self.flow.as_ref().is_some_and(Inflow::is_busy)
+        self.starved || !self.inbound.is_empty() || self.flow.as_ref().is_some_and(Inflow::is_busy)
     }
 
     /// Waits until no device writes to memory on our behalf. The next step looks whether more may be written.
-    pub(super) fn let_go(&mut self) {
+    pub(super) fn let_go(&mut self) -> Result<(), Error> {
         self.inbound.wait();
-        if let Some(flow) = &mut self.flow {
-            flow.let_go();
-        }
+        self.flow.as_mut().map_or(Ok(()), Inflow::let_go)
     }
 
     /// Gives up; returns the READ chunks that were being received.
@@ -654,58 +600,6 @@ impl Rx {
     }
 }
 
-impl Payload {
-    /// Whether it may be dealt with only after what came before it on the lane: chunks are counted, and notifications
-    /// and messages delivered, in order.
-    fn waits_its_turn(&self) -> bool {
-        match self.sink {
-            Sink::Regions { .. } | Sink::Run(_) => true,
-            Sink::Nowhere(_) | Sink::Message { .. } => {
-                matches!(self.header.kind, Kind::Write | Kind::Notify | Kind::Send)
-            }
-        }
-    }
-
-    /// In the middle of it: its bytes cannot be brought to their device, and the rest of them goes nowhere.
-    fn give_up(&mut self, error: Error, inbound: &mut Inbound<Self>, connection: &Arc<Connection>) {
-        inbound.forget();
-        self.fail(error, connection);
-        if let Sink::Run(flying) = &self.sink {
-            // Earlier parts may still be landing; the run must not end before they have.
-            inbound.wait();
-            connection.settle(&flying.run);
-            self.sink = Sink::Nowhere(None);
-        }
-    }
-
-    /// Its bytes have not reached their device.
-    fn fail(&mut self, error: Error, connection: &Connection) {
-        match &self.sink {
-            Sink::Regions { .. } => {
-                tracing::warn!(%error, "a device failed, a peer's WRITE is refused");
-                self.sink = Sink::Nowhere(Some(Refusal::Device));
-            }
-            // The chunk is still to be settled.
-            Sink::Run(flying) => connection.fail_run(&flying.run, error),
-            _ => {}
-        }
-    }
-}
-
-impl Sink {
-    /// The device that payload goes to, and where on it.
-    fn device<'a>(&'a self, grant: &'a Grant) -> Option<(&'a Arc<dyn Device>, &'a [Span])> {
-        match self {
-            Self::Regions { .. } => Some((grant.device.as_ref()?, &grant.spans)),
-            Self::Run(flying) => {
-                let plan = &flying.run.plan;
-                Some((plan.device(flying.chunk())?, plan.spans(flying.chunk())))
-            }
-            Self::Message { .. } | Self::Nowhere(_) => None,
-        }
-    }
-}
-
 /// Whether the answer to a READ may still be written to local memory.
 fn may_land(run: &Run) -> bool {
     if let Some(memory) = run.plan.revoked() {
@@ -726,115 +620,5 @@ pub(super) enum Ended {
 impl Ended {
     pub(super) fn misbehaved(error: impl std::fmt::Display) -> Self {
         Self::Misbehaved(error.to_string())
-    }
-}
-
-impl Lane {
-    /// Queues the answer to a READ request.
-    fn respond(
-        &self,
-        header: &Header,
-        table: &Table<'_>,
-        connection: &Connection,
-    ) -> Result<(), Ended> {
-        let mut work = self.work.lock();
-        if work.responses.len() >= connection.own_window {
-            return Err(Ended::Misbehaved(format!(
-                "more than {} READ requests in flight on one lane",
-                connection.own_window
-            )));
-        }
-        let mut grant = work.spare.pop().unwrap_or_default();
-        let outcome = match grant.fill(&connection.core.regions, table) {
-            Ok(()) => Ok(grant),
-            Err(refusal) => {
-                work.spare.push(grant);
-                Err(refusal)
-            }
-        };
-        work.responses.push_back(Response {
-            transfer: header.transfer,
-            seq: header.seq,
-            bytes: header.payload,
-            outcome,
-        });
-        drop(work);
-        self.mark_dirty();
-        // Also whoever only serves must notice a peer that stops reading.
-        connection.core.control.stay_awake();
-        Ok(())
-    }
-
-    /// The READ chunk that this frame answers: answers come in request order.
-    fn answered(&self, header: &Header) -> Result<Flying, Ended> {
-        let flying = self.in_flight.lock().reads.pop_front();
-        match flying {
-            Some(flying)
-                if flying.run.id == header.transfer
-                    && flying.index == header.seq as usize
-                    && (header.kind != Kind::Data
-                        || flying.chunk().bytes as u64 == header.payload) =>
-            {
-                // The window has room again: ask for more before this answer is whole.
-                self.mark_dirty();
-                Ok(flying)
-            }
-            other => {
-                // Back, so that the end of the connection settles it.
-                if let Some(flying) = other {
-                    self.in_flight.lock().reads.push_front(flying);
-                }
-                Err(Ended::Misbehaved(format!(
-                    "an answer to READ {} chunk {} that is not due",
-                    header.transfer, header.seq
-                )))
-            }
-        }
-    }
-
-    /// Settles WRITE chunks up to the peer's count.
-    fn acknowledged(&self, count: u64, connection: &Arc<Connection>) -> Result<(), Ended> {
-        let acknowledged = self.acknowledged.load(Ordering::Relaxed);
-        let flying = self.in_flight.lock().writes.len() as u64;
-        let new = count
-            .checked_sub(acknowledged)
-            .filter(|new| *new <= flying)
-            .ok_or_else(|| {
-                Ended::Misbehaved(format!(
-                    "{count} WRITE chunks acknowledged where {} were sent",
-                    acknowledged + flying
-                ))
-            })?;
-        self.acknowledged.store(count, Ordering::Relaxed);
-        for _ in 0..new {
-            let flying = self.in_flight.lock().writes.pop_front();
-            if let Some(flying) = flying {
-                self.unload(&flying);
-                connection.settle(&flying.run);
-            }
-        }
-        if new > 0 {
-            // The window has room again.
-            self.mark_dirty();
-        }
-        Ok(())
-    }
-
-    fn find_write(&self, transfer: u64, seq: u32) -> Result<Arc<Run>, Ended> {
-        let in_flight = self.in_flight.lock();
-        in_flight
-            .writes
-            .iter()
-            .find(|f| f.run.id == transfer && f.index == seq as usize)
-            .map(|f| Arc::clone(&f.run))
-            .ok_or_else(|| {
-                Ended::Misbehaved(format!(
-                    "an error for WRITE {transfer} chunk {seq}, which is not in flight"
-                ))
-            })
-    }
-
-    pub(super) fn unload(&self, flying: &Flying) {
-        self.load.fetch_sub(flying.chunk().bytes, Ordering::Relaxed);
     }
 }

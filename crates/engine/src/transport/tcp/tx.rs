@@ -1,16 +1,17 @@
 //! The sending half of a lane.
 
+mod staged;
+
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tcpx_cuda::Device;
 use tcpx_net::{Cursor, Span, Stream};
-use tcpx_proto::frame::{
-    FLAG_COMM, FLAG_NOTIFY, Header, Kind, MAX_EXTRA_BYTES, MAX_TEXT_BYTES,
-};
+use tcpx_proto::frame::{FLAG_COMM, FLAG_NOTIFY, Header, Kind, MAX_EXTRA_BYTES, MAX_TEXT_BYTES};
 
+pub(super) use self::staged::Source;
+use self::staged::Staged;
 use super::Connection;
 use super::grant::Grant;
 use super::lane::{Flying, Lane};
@@ -18,8 +19,8 @@ use crate::error::Error;
 use crate::plan::Op;
 use crate::region::Refusal;
 use crate::run::{After, Run};
-use crate::staging::{DEPTH, Direction, Outbound, Pool, Queues};
-use crate::transport::plugin::{self, INLINE_BYTES, Outflow, Place};
+use crate::staging::Queues;
+use crate::transport::plugin::{INLINE_BYTES, Outflow};
 
 /// READ requests are gathered into one system call up to this size.
 const MAX_HEAD_BYTES: usize = 32 << 10;
@@ -72,57 +73,6 @@ enum Body {
     Chunk { run: Arc<Run>, index: usize },
     Granted(Grant),
     Staged(Staged),
-}
-
-/// A payload on a device: copied to the host before its frame begins, and while those before it are being sent.
-struct Staged {
-    source: Source,
-    out: Outbound,
-}
-
-pub(super) enum Source {
-    /// A WRITE chunk of ours.
-    Chunk { run: Arc<Run>, index: usize },
-    /// The answer to a READ request.
-    Answer {
-        transfer: u64,
-        seq: u32,
-        bytes: u64,
-        grant: Grant,
-    },
-}
-
-impl Source {
-    fn spans(&self) -> &[Span] {
-        match self {
-            Self::Chunk { run, index } => run.plan.spans(run.plan.chunk(*index)),
-            Self::Answer { grant, .. } => &grant.spans,
-        }
-    }
-
-    /// Whether its memory must be let go, as [`Tx::let_go`] says.
-    fn is_hit(&self, is_hit: &mut impl FnMut(&Arc<Run>) -> bool, regions_too: bool) -> bool {
-        match self {
-            Self::Chunk { run, .. } => is_hit(run),
-            Self::Answer { grant, .. } => regions_too && grant.has_dead_memory(),
-        }
-    }
-}
-
-impl plugin::Source for Source {
-    fn place(&self) -> Place<'_> {
-        match self {
-            Self::Chunk { run, index } => {
-                let chunk = run.plan.chunk(*index);
-                Place {
-                    spans: run.plan.spans(chunk),
-                    device: run.plan.device(chunk),
-                    memory: run.plan.memory(),
-                }
-            }
-            Self::Answer { grant, .. } => grant.place(),
-        }
-    }
 }
 
 /// The frame (or the batch of small frames) that is being sent.
@@ -265,9 +215,14 @@ impl Tx {
 
     /// Stops using the memory of the current frame if `is_hit`: what is not sent yet is copied, so
     /// that the frame can still be completed. The same for payloads that are being copied from a device.
-    pub(super) fn let_go(&mut self, mut is_hit: impl FnMut(&Arc<Run>) -> bool, regions_too: bool) {
+    pub(super) fn let_go(
+        &mut self,
+        mut is_hit: impl FnMut(&Arc<Run>) -> bool,
+        regions_too: bool,
+    ) -> Result<(), Error> {
+        let mut outcome = Ok(());
         if let Some(flow) = &mut self.flow {
-            flow.let_go(|source| source.is_hit(&mut is_hit, regions_too));
+            outcome = flow.let_go(|source| source.is_hit(&mut is_hit, regions_too));
         }
         // A frame that has begun must be completed; what has not begun is given up.
         if let Body::Staged(Staged { source, out }) = &mut self.body
@@ -301,6 +256,7 @@ impl Tx {
             self.body = Body::None;
             self.body_left = 0;
         }
+        outcome
     }
 
     /// Gives up the current frame and refuses further ones, after waiting for the copies that are under way. Returns
@@ -424,169 +380,6 @@ impl Tx {
         {
             staged.out.look(&mut self.queues);
             self.add_staged(lane, connection);
-        }
-    }
-
-    /// Takes answers that come from a device out of the queue, in order, to have them copied ahead.
-    fn stage_answers(&mut self, work: &mut Work, connection: &Connection) {
-        while self.slots_left > 0 {
-            let Some(Response {
-                outcome: Ok(grant),
-                bytes,
-                ..
-            }) = work.responses.front_mut()
-            else {
-                return;
-            };
-            let Some(device) = grant.device.clone() else {
-                return;
-            };
-            if self.is_on_comm(*bytes as usize) {
-                return;
-            }
-            if grant.is_revoked(&connection.core.regions) {
-                // The refusal keeps its place.
-                return;
-            }
-            let Some(Response {
-                transfer,
-                seq,
-                bytes,
-                outcome: Ok(grant),
-            }) = work.responses.pop_front()
-            else {
-                return;
-            };
-            let source = Source::Answer {
-                transfer,
-                seq,
-                bytes,
-                grant,
-            };
-            self.stage(source, &device, bytes as usize);
-        }
-    }
-
-    fn stage(&mut self, source: Source, device: &Arc<dyn Device>, bytes: usize) {
-        let slots = bytes.div_ceil(self.slot_bytes);
-        self.slots_left = self.slots_left.saturating_sub(slots);
-        let out = Outbound::new(device, bytes);
-        self.staged.push_back(Staged { source, out });
-    }
-
-    /// Slots that payloads may be staged for. What cannot be copied yet is better left to other lanes, and to what
-    /// is more urgent.
-    fn slots_left(&self, pool: &Pool) -> usize {
-        let held: usize = self.staged.iter().map(|s| s.out.slots()).sum();
-        if self.staged.iter().any(|s| s.out.is_unstarted()) {
-            return 0;
-        }
-        let left = DEPTH.saturating_sub(held);
-        left.min(pool.left(Direction::Out))
-            .max(usize::from(self.staged.is_empty()))
-    }
-
-    /// Starts as many copies from devices as there are slots for, in the order in which they will be sent.
-    fn start_copies(&mut self, pool: &Arc<Pool>) {
-        let mut slots: usize = self.staged.iter().map(|s| s.out.slots()).sum();
-        let mut index = 0;
-        while index < self.staged.len() && slots < DEPTH {
-            let Staged { source, out } = &mut self.staged[index];
-            if !out.is_unstarted() {
-                index += 1;
-                continue;
-            }
-            match out.start(source.spans(), &mut self.queues, pool) {
-                Ok(true) => slots += 1,
-                // Worth another look later.
-                Ok(false) => return,
-                Err(error) => {
-                    out.fail(error);
-                    index += 1;
-                }
-            }
-        }
-    }
-
-    /// Begins the frame of the oldest payload from a device if its first bytes are there; says whether it did.
-    fn add_staged(&mut self, lane: &Lane, connection: &Connection) -> bool {
-        while let Some(staged) = self.staged.front_mut() {
-            if matches!(staged.source, Source::Chunk { .. })
-                && lane.in_flight.lock().writes.len() >= connection.window
-            {
-                return false;
-            }
-            let ready = staged.out.ready(&mut self.queues);
-            if let Ok(None) = ready {
-                return false;
-            }
-            let Some(staged) = self.staged.pop_front() else {
-                return false;
-            };
-            match ready {
-                Ok(_) => {
-                    self.begin_staged(staged, lane);
-                    self.start_copies(&connection.core.staging.pool);
-                    return true;
-                }
-                Err(error) => self.drop_staged(staged, error),
-            }
-        }
-        false
-    }
-
-    fn begin_staged(&mut self, staged: Staged, lane: &Lane) {
-        match &staged.source {
-            Source::Chunk { run, index } => {
-                self.body_left = run.plan.chunk(*index).bytes;
-                self.answered = false;
-                let flying = Flying {
-                    run: Arc::clone(run),
-                    index: *index,
-                };
-                lane.in_flight.lock().writes.push_back(flying);
-                self.encode_chunk(run, *index);
-            }
-            Source::Answer {
-                transfer,
-                seq,
-                bytes,
-                ..
-            } => {
-                self.body_left = *bytes as usize;
-                self.answered = true;
-                encode_answer(&mut self.head, *transfer, *seq, *bytes, 0);
-            }
-        }
-        self.body = Body::Staged(staged);
-    }
-
-    /// A device failed before the frame of its payload had begun.
-    fn drop_staged(&mut self, mut staged: Staged, error: Error) {
-        // A slot must not be used again while a copy may still write to it.
-        let _ = staged.out.wait(&mut self.queues);
-        match staged.source {
-            Source::Chunk { run, index } => {
-                let error = match run.plan.revoked() {
-                    Some(memory) => Error::RegionDeregistered(memory.id),
-                    None => error,
-                };
-                self.doomed.push((run, error, Some(index)));
-            }
-            Source::Answer {
-                transfer,
-                seq,
-                grant,
-                ..
-            } => {
-                let refusal = if grant.has_dead_memory() {
-                    Refusal::Revoked
-                } else {
-                    tracing::warn!(%error, "a device failed, a peer's READ is refused");
-                    Refusal::Device
-                };
-                encode_error(&mut self.head, Kind::ReadError, transfer, seq, refusal);
-            }
         }
     }
 

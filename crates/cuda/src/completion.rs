@@ -12,7 +12,7 @@ pub(crate) const TICKETS: usize = 64;
 /// The tickets of one stream: which was issued last, which is done last.
 ///
 /// By events. A number that the stream writes to host memory is seen half a microsecond earlier, but
-/// writing it costs the caller a microsecond more and eight queues a twentieth of their rate.
+/// writing it costs the caller a microsecond more, and holds up the launch behind it.
 pub(crate) struct Completion {
     context: Arc<Context>,
     stream: sys::Stream,

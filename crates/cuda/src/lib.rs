@@ -9,10 +9,9 @@
 //! - [`DeviceBuffer`]: device memory for benchmarks and tests.
 //!
 //! Inside: `sys` is the driver's interface, `context` owns one CUDA context and what was made in it,
-//! `table` (pure) cuts lists into work for the kernel in `kernels/copy.cu`, `ring` (pure) finds room for
-//! it, `queue` starts it, `completion` tells when
-//! it is done. A queue, pinned memory and a buffer each hold their context by an `Arc`: dropping
-//! in any order is safe.
+//! `table` (pure) lays lists out as work for the kernel in `kernels/copy.cu`, `ring` (pure) finds room
+//! for it, `queue` starts it, `completion` tells when it is done. A queue, pinned memory and a buffer each
+//! hold their context by an `Arc`: dropping in any order is safe.
 //!
 //! Every entry leaves the calling thread's current CUDA context as it found it, uses streams of its own
 //! that do not wait for the default stream, and never synchronises a device.

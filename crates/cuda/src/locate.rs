@@ -101,34 +101,37 @@ impl Place {
     fn check_range(&self, context: &Context, address: usize, len: usize) -> Result<(), Error> {
         let _scope = context.enter()?;
         let end = address.saturating_add(len);
-        let (mut start, mut next) = (address, address);
-        while next < end {
-            let (mut base, mut size) = (0, 0);
-            // SAFETY: stores two numbers; the driver only looks the address up.
-            let code = unsafe {
-                (context.api.mem_get_address_range)(&mut base, &mut size, next as sys::DevicePtr)
-            };
-            let reached = (base as usize).saturating_add(size);
-            if next == address {
-                if code != sys::SUCCESS {
-                    // Not every kind of memory can be asked for its extent.
-                    return Ok(());
-                }
-                start = base as usize;
-            }
-            // Memory with a context was allocated as a whole. An allocator that maps memory piece by
-            // piece hands out ranges that go on in the next piece.
-            let may_go_on = next == address || self.context.is_null();
-            if code != sys::SUCCESS || reached <= next || !may_go_on {
-                return Err(Error::OutOfAllocation {
-                    address,
-                    len,
-                    base: start,
-                    size: next - start,
-                });
-            }
-            next = reached;
+        let Some((base, mut reached)) = extent(context.api, address) else {
+            // Not every kind of memory can be asked for its extent.
+            return Ok(());
+        };
+        // Memory with a context was allocated as a whole. An allocator that maps memory piece by piece
+        // hands out ranges that go on in the next piece.
+        while reached < end
+            && self.context.is_null()
+            && let Some((_, further)) = extent(context.api, reached)
+            && further > reached
+        {
+            reached = further;
+        }
+        if reached < end {
+            return Err(Error::OutOfAllocation {
+                address,
+                len,
+                base,
+                size: reached - base,
+            });
         }
         Ok(())
     }
+}
+
+/// Start and end of the allocation, or mapping, that an address is in. A context must be current.
+fn extent(api: &Api, address: usize) -> Option<(usize, usize)> {
+    let (mut base, mut size) = (0, 0);
+    // SAFETY: stores two numbers; the driver only looks the address up.
+    let code =
+        unsafe { (api.mem_get_address_range)(&mut base, &mut size, address as sys::DevicePtr) };
+    let base = base as usize;
+    (code == sys::SUCCESS).then_some((base, base.saturating_add(size)))
 }

@@ -26,8 +26,11 @@ const ENGINE_LEAST_AVERAGE: u64 = 256 << 10;
 const INLINE_ITEMS: usize = 248;
 /// Items of one launch. More are several launches.
 const LAUNCH_ITEMS: usize = 64 << 10;
-/// Items for which the queue has memory: while one launch of the largest kind runs, the next is laid out.
-const TABLE_ITEMS: usize = 2 * LAUNCH_ITEMS;
+/// Items for which a queue has memory at first: 64 KiB.
+const FIRST_TABLE: usize = 4 << 10;
+/// Items for which it has memory after the first list that takes more than half of that: while one launch of
+/// the largest kind runs, the next is laid out.
+const GROWN_TABLE: usize = 2 * LAUNCH_ITEMS;
 
 /// What one warp copies of an item: in two rounds it is done.
 const PIECE: c_uint = 8 << 10;
@@ -53,12 +56,15 @@ pub(crate) struct CudaQueue {
     /// The first failure; the queue's answer to everything from then on.
     failed: Option<Error>,
     inline: Box<Inline>,
-    /// Memory for items that do not fit the parameters. Dropped by hand, after the work that reads it.
-    table: ManuallyDrop<Pinned>,
-    /// Who uses which part of the table.
+    /// Memory for items that do not fit the parameters: the last is in use, an earlier one may still be
+    /// read. Dropped by hand, after the work.
+    tables: ManuallyDrop<Vec<Pinned>>,
+    /// Who uses which part of the last table.
     ring: Ring,
     /// How far `ring` is freed by the ticket of the same place.
     ends: [u64; TICKETS],
+    /// The last ticket whose part is freed: at most the last one done.
+    freed: u64,
 }
 
 // SAFETY: streams, events and device memory are handles that the driver lets any thread use; the queue is
@@ -87,7 +93,7 @@ impl CudaQueue {
     pub(crate) fn new(context: Arc<Context>, path: Path) -> Result<Self, Error> {
         let _scope = context.enter()?;
         context.kernels()?;
-        let table = context.pin(TABLE_ITEMS * size_of::<Item>())?;
+        let table = context.pin(FIRST_TABLE * size_of::<Item>())?;
         let stream = Stream::new(&context)?;
         Ok(Self {
             context: Arc::clone(&context),
@@ -96,9 +102,10 @@ impl CudaQueue {
             stream,
             failed: None,
             inline: Box::new(Inline([Item::default(); INLINE_ITEMS])),
-            table: ManuallyDrop::new(table),
-            ring: Ring::new(TABLE_ITEMS),
+            tables: ManuallyDrop::new(vec![table]),
+            ring: Ring::new(FIRST_TABLE),
             ends: [0; TICKETS],
+            freed: 0,
         })
     }
 
@@ -158,15 +165,19 @@ impl CudaQueue {
         Ok(())
     }
 
+    /// Frees the table's part that was used by what is done.
     fn free(&mut self) {
         let done = self.completion.done();
-        if done > 0 {
+        if done > self.freed {
             self.ring.free(self.ends[index(done)]);
+            self.freed = done;
         }
     }
 
     /// Ends a copy: everything started until now is over when the ticket is. A ticket must be free.
     fn issue(&mut self) -> Result<Ticket, Error> {
+        // Before the end of an earlier ticket gives way to that of this one.
+        self.free();
         let outcome = self.completion.issue();
         let ticket = self.note(outcome)?;
         self.ends[index(ticket)] = self.ring.position();
@@ -250,6 +261,9 @@ impl CudaQueue {
         if items <= INLINE_ITEMS {
             return Ok(Items::Inline);
         }
+        if items > FIRST_TABLE / 2 && self.tables.len() == 1 {
+            self.grow()?;
+        }
         if let Some(start) = self.ring.reserve(items) {
             return Ok(Items::Table { start });
         }
@@ -260,13 +274,31 @@ impl CudaQueue {
         }
     }
 
+    /// Takes a larger table from now on.
+    #[cold]
+    fn grow(&mut self) -> Result<(), Error> {
+        let table = self.context.pin(GROWN_TABLE * size_of::<Item>())?;
+        self.tables.push(table);
+        self.ring = Ring::new(GROWN_TABLE);
+        // Tickets in flight have nothing in the new one.
+        self.ends = [0; TICKETS];
+        Ok(())
+    }
+
+    /// The table in use.
+    fn table(&self) -> *mut u8 {
+        self.tables
+            .last()
+            .map_or(std::ptr::null_mut(), Pinned::address)
+    }
+
     /// The first `count` items of a place that `room` gave for as many.
     fn items(&mut self, place: &Items, count: usize) -> &mut [Item] {
         match *place {
             Items::Inline => &mut self.inline.0[..count],
             Items::Table { start } => {
-                let table = self.table.address().cast::<Item>();
-                // SAFETY: the table has `TABLE_ITEMS`, zeroed at first, and the ring reserves within that;
+                let table = self.table().cast::<Item>();
+                // SAFETY: the table has the ring's capacity, is zeroed at first, and the ring reserves within;
                 // no launch that is not over reads these.
                 unsafe { std::slice::from_raw_parts_mut(table.add(start), count) }
             }
@@ -286,7 +318,7 @@ impl CudaQueue {
         }
         let api = self.context.api;
         let kernels = self.context.kernels()?;
-        let mut table = self.table.address();
+        let mut table = self.table();
         let (function, block, items): (_, _, *mut c_void) = match *place {
             Items::Inline => (kernels.inline, INLINE_BLOCK, (&raw mut *self.inline).cast()),
             Items::Table { start } => {
@@ -421,11 +453,7 @@ impl Queue for CudaQueue {
             return Err(error.clone());
         }
         let outcome = self.completion.look(ticket);
-        let is_done = self.note(outcome)?;
-        if is_done {
-            self.free();
-        }
-        Ok(is_done)
+        self.note(outcome)
     }
 }
 
@@ -444,6 +472,6 @@ impl Drop for CudaQueue {
             }
         }
         // SAFETY: here and only here; nothing on the stream uses it any more.
-        unsafe { ManuallyDrop::drop(&mut self.table) };
+        unsafe { ManuallyDrop::drop(&mut self.tables) };
     }
 }

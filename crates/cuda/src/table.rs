@@ -402,7 +402,7 @@ mod tests {
     }
 
     fn ranges() -> impl Strategy<Value = Vec<Range>> {
-        let len = prop_oneof![3 => 0_usize..70, 1 => 0_usize..200_000, 1 => Just(CUT as usize)];
+        let len = prop_oneof![20 => 0_usize..70, 1 => 0_usize..100_000, 1 => Just(CUT as usize)];
         let range = (0_usize..1 << 40, len).prop_map(|(address, len)| Range { address, len });
         proptest::collection::vec(range, 0..30)
     }

@@ -16,6 +16,7 @@ pub(crate) fn run(ordinal: u32) -> Outcome {
         println!("check {path:?}: random lists are right");
     }
     many_entries(ordinal)?;
+    many_lists(ordinal)?;
     full_queue(ordinal)?;
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8)
@@ -280,6 +281,51 @@ fn many_entries(ordinal: u32) -> Outcome {
         expect_equal(&format!("{COUNT} entries by {path:?}"), found, &expected)?;
     }
     println!("check: {COUNT} entries in one call are right");
+    Ok(())
+}
+
+/// Lists of all sizes in flight at once, as many as the queue takes: none disturbs another.
+fn many_lists(ordinal: u32) -> Outcome {
+    const SIZE: usize = 64;
+    let mut random = Random::new(7);
+    let source = DeviceBuffer::alloc(ordinal, 1 << 20)?;
+    let bytes = random.bytes(source.len());
+    source.copy_from_host(0, &bytes)?;
+    let device = device(ordinal)?;
+    let mut expected = Vec::new();
+    let lists: Vec<(usize, Vec<Range>)> = (0..600)
+        .map(|_| {
+            // Mostly so few that they are parameters, at times so many that the table grows.
+            let count = [3, 100, 600, 3000][random.below(40).min(3 * 13) / 13];
+            let at = expected.len();
+            let list = (0..1 + random.below(count)).map(|_| {
+                let from = random.below(source.len() / SIZE) * SIZE;
+                expected.extend_from_slice(&bytes[from..][..SIZE]);
+                Range {
+                    address: source.address() + from,
+                    len: SIZE,
+                }
+            });
+            (at, list.collect())
+        })
+        .collect();
+    let host = device.pin(expected.len())?;
+    let mut queue = device.queue()?;
+    let mut last = None;
+    for (at, list) in &lists {
+        last = loop {
+            // SAFETY: the buffers live on, and nobody else uses them, until the copies are done.
+            match unsafe { queue.gather(list, host.address().add(*at)) } {
+                Err(Error::QueueFull { .. }) => std::thread::yield_now(),
+                other => break Some(other?),
+            }
+        };
+    }
+    queue.wait(last.ok_or("no list")?)?;
+    // SAFETY: no copy is on the way.
+    let found = unsafe { std::slice::from_raw_parts(host.address(), host.len()) };
+    expect_equal("many lists at once", found, &expected)?;
+    println!("check: {} lists at once are right", lists.len());
     Ok(())
 }
 

@@ -18,8 +18,8 @@
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Barrier, Mutex, PoisonError};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::set_tcp_congestion;
@@ -173,6 +173,11 @@ impl Streams {
         Ok(())
     }
 
+    /// Whether a plugin carries the blocks.
+    pub fn is_plugged(&self) -> bool {
+        !self.comms.is_empty()
+    }
+
     fn comms(&self, index: usize) -> Option<&Mutex<Comms>> {
         self.comms.get(index)
     }
@@ -234,9 +239,7 @@ fn run_streams<'scope, T: Send>(
             .iter()
             .zip(shares)
             .enumerate()
-            .map(|(index, (socket, blocks))| {
-                scope.spawn(move || run(index + 1, socket, blocks))
-            })
+            .map(|(index, (socket, blocks))| scope.spawn(move || run(index + 1, socket, blocks)))
             .collect();
         let mut result = run(0, &sockets[0], first);
         for other in others {

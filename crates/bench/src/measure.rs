@@ -121,8 +121,11 @@ pub struct FloorResult {
     /// Its numbers.
     #[serde(flatten)]
     pub measured: Measured,
-    /// Bytes it offered to one system call: the fastest of the candidates.
+    /// Bytes it offered to one system call, or sent as one message: the fastest of the candidates.
     pub call_bytes: usize,
+    /// Whether it went over a NCCL net plugin, as the engine did.
+    #[serde(default)]
+    pub plugin: bool,
     /// The engine's GB/s as a part of the floor's.
     pub ratio: f64,
     /// The smallest and the largest ratio of any two rounds that followed each other.
@@ -277,7 +280,11 @@ impl Bench {
         let engine = Measured::new(&rounds.engine, bytes).ok_or_else(none)?;
         let call_bytes = stage.tuning.call_bytes;
         let floor = Measured::new(&rounds.floor, bytes)
-            .map(|measured| FloorResult::new(&engine, measured, call_bytes));
+            .map(|measured| FloorResult::new(&engine, measured, call_bytes))
+            .map(|floor| FloorResult {
+                plugin: stage.is_plugged(),
+                ..floor
+            });
         Ok(CaseResult {
             name: case.name.clone(),
             group: case.group,
@@ -310,6 +317,7 @@ impl FloorResult {
             ratio_range,
             cpu_ratio: engine.cpu.total / measured.cpu.total,
             call_bytes,
+            plugin: false,
             measured,
         }
     }

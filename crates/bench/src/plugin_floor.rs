@@ -148,7 +148,9 @@ impl Landing {
             let entries = (self.ring + slot * 32_768) as *const Fragment;
             for entry in std::slice::from_raw_parts(entries, count.min(2048) as usize) {
                 let (from, len) = (self.bounce + entry.source as usize, entry.len as usize);
-                let target = usize::try_from(entry.target).ok().and_then(|at| to.get_mut(at..at + len));
+                let target = usize::try_from(entry.target)
+                    .ok()
+                    .and_then(|at| to.get_mut(at..at + len));
                 let target = target.ok_or(io::ErrorKind::InvalidData)?;
                 target.copy_from_slice(std::slice::from_raw_parts(from as *const u8, len));
                 copied += len;
@@ -190,13 +192,18 @@ impl<'a, 'm> Registered<'a, 'm> {
         // SAFETY: the blocks are borrowed for as long as this lives, and dropping it undoes the registration; all of
         // them are in one allocation.
         let send = unsafe { comms.send.register(data, bytes, MemoryKind::Host) }.map_err(other)?;
-        let recv = match unpacks {
-            true => None,
+        let mut recv = None;
+        if !unpacks {
             // SAFETY: as above.
-            false => Some(unsafe { comms.recv.register(data, bytes, MemoryKind::Host) }.map_err(other)?),
-        };
+            let handle = unsafe { comms.recv.register(data, bytes, MemoryKind::Host) };
+            recv = Some(handle.map_err(other)?);
+        }
         let limit = comms.send.properties().max_message_bytes;
-        let limit = if unpacks { limit.min(UNPACK_BYTES) } else { limit };
+        let limit = if unpacks {
+            limit.min(UNPACK_BYTES)
+        } else {
+            limit
+        };
         Ok(Self {
             comms,
             send: Some(send),
@@ -214,7 +221,7 @@ impl<'a, 'm> Registered<'a, 'm> {
     pub fn send(&mut self) -> io::Result<()> {
         let comm = &mut self.comms.send;
         let memory = self.send.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-        let mut pieces = Pieces::new(self.blocks, self.call_bytes);
+        let mut pieces = Pieces::new(self.call_bytes);
         let mut posted: VecDeque<Request> = VecDeque::with_capacity(comm.slots());
         let mut patience = Patience::default();
         loop {
@@ -243,8 +250,8 @@ impl<'a, 'm> Registered<'a, 'm> {
     /// As for [`Registered::send`].
     pub fn receive(&mut self) -> io::Result<()> {
         let comm = &mut self.comms.recv;
-        let mut ahead = Pieces::new(self.blocks, self.call_bytes);
-        let mut pieces = Pieces::new(self.blocks, self.call_bytes);
+        let mut ahead = Pieces::new(self.call_bytes);
+        let mut pieces = Pieces::new(self.call_bytes);
         let mut posted: VecDeque<Request> = VecDeque::with_capacity(comm.slots());
         let mut patience = Patience::default();
         loop {
@@ -271,7 +278,10 @@ impl<'a, 'm> Registered<'a, 'm> {
                 if let (Some(landing), Some((block, offset, len))) =
                     (&self.comms.landing, pieces.peek(self.blocks))
                 {
-                    landing.unpack(oldest.number(), &mut self.blocks[block][offset..offset + len])?;
+                    landing.unpack(
+                        oldest.number(),
+                        &mut self.blocks[block][offset..offset + len],
+                    )?;
                 }
                 pieces.next(self.blocks);
                 comm.consume(oldest).map_err(other)?;
@@ -303,7 +313,7 @@ struct Pieces {
 }
 
 impl Pieces {
-    fn new(_: &[&mut [u8]], call_bytes: usize) -> Self {
+    fn new(call_bytes: usize) -> Self {
         Self {
             block: 0,
             offset: 0,
@@ -340,6 +350,10 @@ impl Patience {
             return Ok(());
         }
         self.looks += 1;
+        // Several comms may have to share a core.
+        if self.looks.is_multiple_of(8) {
+            std::thread::yield_now();
+        }
         if self.looks.is_multiple_of(4096)
             && self.since.get_or_insert_with(Instant::now).elapsed() > STALL
         {

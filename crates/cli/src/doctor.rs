@@ -6,11 +6,12 @@ mod kernel;
 mod limits;
 mod machine;
 mod network;
+mod plugin;
 mod presence;
 mod transfer;
 
 use serde::Serialize;
-use tcpx::{Config, ConfigError};
+use tcpx::{Config, ConfigError, TransportKind};
 use tcpx_bench::place::Place;
 use tcpx_net::interfaces::{self, Interface};
 
@@ -114,7 +115,10 @@ pub(crate) fn examine(
 
     started("GPUs");
     findings.extend(gpu::findings(&machine, &chosen, &effective, config.is_ok()));
-    findings.push(presence::plugin(&machine, effective.plugin()));
+    findings.push(match effective.transport() {
+        TransportKind::Tcp => presence::plugin(&machine, effective.plugin()),
+        TransportKind::Plugin => plugin::finding(&effective),
+    });
 
     if config.is_ok() {
         started("a transfer over loopback");

@@ -486,6 +486,43 @@ mod tests {
         }
     }
 
+    #[test]
+    fn payload_on_the_comm_is_not_on_the_wire() {
+        let entries = [Entry {
+            address: 4096,
+            len: 100,
+            region: 0,
+        }];
+        let data = Header {
+            payload: 100,
+            ..Header::new(Kind::Data, 1)
+        };
+        for header in [write_header(&entries), data] {
+            assert_eq!(header.payload_on_wire(), 100);
+            let header = Header {
+                flags: FLAG_COMM,
+                ..header
+            };
+            let decoded = Header::decode(&encoded(&header)).unwrap();
+            assert!(decoded.is_on_comm());
+            assert_eq!((decoded.payload, decoded.payload_on_wire()), (100, 0));
+            // There is always some.
+            let empty = Header {
+                payload: 0,
+                ..header
+            };
+            assert!(Header::decode(&encoded(&empty)).is_err());
+        }
+        // Others cannot be there.
+        for kind in [Kind::Notify, Kind::Ack, Kind::Ping, Kind::Comm] {
+            let header = Header {
+                flags: FLAG_COMM,
+                ..Header::new(kind, 1)
+            };
+            assert!(Header::decode(&encoded(&header)).is_err());
+        }
+    }
+
     proptest! {
         #[test]
         fn write_frames_survive_the_wire(entries in any_entries(), seq: u32, transfer: u64) {

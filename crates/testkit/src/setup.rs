@@ -69,8 +69,8 @@ impl Setup {
     /// ending the connection.
     #[must_use]
     pub fn is_plugin(&self) -> bool {
-        let pairs = self.pairs.iter();
-        pairs.into_iter().any(|(k, v)| k == "transport" && v == "plugin")
+        let is = |(key, value): &(String, String)| key == "transport" && value == "plugin";
+        self.pairs.iter().any(is)
     }
 
     /// The same with one more setting.

@@ -198,6 +198,11 @@ impl<'b> Stage<'b> {
         })
     }
 
+    /// Whether the floor goes over a plugin.
+    pub(super) fn is_plugged(&self) -> bool {
+        self.streams.is_some_and(Streams::is_plugged)
+    }
+
     pub(super) fn floor_round(&mut self, iterations: u32) -> Result<Round, Error> {
         let missing = || Error::Protocol {
             what: "the floor has no streams".into(),

@@ -1,13 +1,15 @@
 //! `tcpx devices`: the interfaces of this machine, and which of them carry lanes.
 //!
-//! GPUs are in `gpus`; other devices (plugins) become further fields of [`Report`] and further tables.
+//! GPUs are in `gpus`, the devices of a NCCL net plugin in `plugin`.
 
 mod gpus;
+mod plugin;
 
 use std::fmt::Display;
 
 use clap::Args;
 use serde::Serialize;
+use tcpx::TransportKind;
 use tcpx_net::interfaces::{self, Interface, InterfaceSelector};
 
 use crate::Verdict;
@@ -29,27 +31,44 @@ const EXAMPLES: &str = "\
 \x1b[1m\x1b[4mExamples:\x1b[0m
   tcpx devices
   tcpx devices --interfaces ^docker,eth0    What would be left?
+  tcpx devices --plugin libnccl-net.so      What does this plugin offer?
   tcpx devices --json | jq -r '.interfaces[] | select(.selected) | .name'
   tcpx devices --json | jq '.gpus[] | {ordinal, name, nearest}'
 
-Exits with 1 when the settings choose no interface.";
+Exits with 1 when the settings choose no interface, or the plugin cannot be used.";
 
 /// List network interfaces and GPUs: speed, NUMA node, PCI address, usable or why not
 #[derive(Debug, Args)]
 #[command(long_about = LONG, after_long_help = EXAMPLES)]
 pub(crate) struct Arguments {
+    /// Load this NCCL net plugin, a path or a name, and list its devices too
+    ///
+    /// The one of TCPX_PLUGIN unless it is given, where TCPX_TRANSPORT=plugin.
+    #[arg(long, value_name = "PLUGIN")]
+    plugin: Option<String>,
+
     #[command(flatten)]
     settings: Settings,
 }
 
 pub(crate) fn run(args: &Arguments, output: &mut Output) -> Result<Verdict, Failure> {
     let found = interfaces::discover()?;
-    let selection = match args.settings.load() {
+    let config = args.settings.load();
+    let plugin = match (&args.plugin, &config) {
+        (Some(asked), Ok(config)) => Some((asked.as_str(), config.plugin_version())),
+        (Some(asked), Err(_)) => Some((asked.as_str(), 0)),
+        (None, Ok(config)) if config.transport() == TransportKind::Plugin => {
+            Some((config.plugin(), config.plugin_version()))
+        }
+        (None, _) => None,
+    };
+    let plugin = plugin.map(|(asked, version)| plugin::Section::load(asked, version));
+    let selection = match &config {
         Ok(config) => Selection::of(config.interfaces(), &found),
         Err(error) => Selection {
             selector: None,
             interfaces: vec![],
-            error: Some(chain(&error)),
+            error: Some(chain(error)),
         },
     };
     let report = Report {
@@ -59,13 +78,15 @@ pub(crate) fn run(args: &Arguments, output: &mut Output) -> Result<Verdict, Fail
             .collect(),
         selection,
         gpus: gpus::Section::find(&found),
+        plugin,
     };
     if output.is_json() {
         output.document(&report)?;
     } else {
         report.print(output)?;
     }
-    Ok(if report.selection.error.is_none() {
+    let plugin_failed = report.plugin.as_ref().is_some_and(|p| p.error.is_some());
+    Ok(if report.selection.error.is_none() && !plugin_failed {
         Verdict::Fine
     } else {
         Verdict::Problem
@@ -78,6 +99,7 @@ struct Report {
     selection: Selection,
     #[serde(flatten)]
     gpus: gpus::Section,
+    plugin: Option<plugin::Section>,
 }
 
 /// Which interfaces the settings choose.
@@ -200,6 +222,9 @@ impl Report {
         output.show(table)?;
         output.line("")?;
         self.gpus.print(output)?;
+        if let Some(plugin) = &self.plugin {
+            plugin.print(output)?;
+        }
         self.print_selection(output)
     }
 

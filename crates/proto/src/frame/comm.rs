@@ -86,11 +86,21 @@ mod tests {
             (&handle[..], "GPUDirectTCPX_v7", "GPUDirectTCPX_v7"),
             (&handle[..1], long.as_str(), &long[..254]),
         ] {
-            let setup = Setup { message_bytes: 1 << 20, handle, plugin };
+            let setup = Setup {
+                message_bytes: 1 << 20,
+                handle,
+                plugin,
+            };
             let mut bytes = Vec::new();
             setup.encode(&mut bytes).unwrap();
             assert!(bytes.len() <= MAX_SETUP_BYTES);
-            assert_eq!(Setup::decode(&bytes), Ok(Setup { plugin: name, ..setup }));
+            assert_eq!(
+                Setup::decode(&bytes),
+                Ok(Setup {
+                    plugin: name,
+                    ..setup
+                })
+            );
             for len in 0..bytes.len() {
                 assert_eq!(Setup::decode(&bytes[..len]), Err(SetupError));
             }
@@ -101,7 +111,11 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused() {
-        let setup = Setup { message_bytes: 1, handle: &[], plugin: "x" };
+        let setup = Setup {
+            message_bytes: 1,
+            handle: &[],
+            plugin: "x",
+        };
         assert_eq!(setup.encode(&mut Vec::new()), Err(SetupError));
         // No messages, no handle, no name, a name that is no text.
         for bytes in [

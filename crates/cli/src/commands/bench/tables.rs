@@ -126,7 +126,12 @@ fn cases(cases: &[CaseResult], memory: Places, output: &mut Output) -> Result<()
     } else {
         "Bytes were not verified."
     };
+    let is_plugged = |case: &CaseResult| case.floor.as_ref().is_some_and(|floor| floor.plugin);
     let floor = match cases.iter().any(|case| case.floor.is_some()) {
+        true if cases.iter().any(is_plugged) => {
+            " RATIO: our GB/s as a part of the floor's, a raw isend/irecv loop on the same plugin in \
+             the same run."
+        }
         true if memory.are_host() => {
             " RATIO: our GB/s as a part of the floor's, a raw readv/writev loop in the same run."
         }

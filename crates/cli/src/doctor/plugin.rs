@@ -49,9 +49,7 @@ fn failed(error: &Error) -> Finding {
             "check TCPX_PLUGIN, TCPX_PLUGIN_VERSION and LD_LIBRARY_PATH, and what the plugin itself needs (a GPU, \
              its interfaces, its receive manager); `tcpx doctor --log debug` shows what it says"
         }
-        _ => {
-            "this plugin cannot be used; TCPX_TRANSPORT=tcp needs none"
-        }
+        _ => "this plugin cannot be used; TCPX_TRANSPORT=tcp needs none",
     };
     Finding::fail(ID, format!("transport=plugin: {}", chain(error)), advice)
 }

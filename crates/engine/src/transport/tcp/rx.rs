@@ -167,6 +167,7 @@ impl Rx {
         if self.starved {
             // What is in the buffer comes before what is in the socket.
             self.parse(lane, connection)?;
+            lane.lower_wake_level(self.left());
             if self.starved {
                 return Ok(Received::Nothing);
             }

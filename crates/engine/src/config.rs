@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use tcpx_net::interfaces::InterfaceSelector;
 
+use crate::staging::{DEPTH, MAX_SLOT_BYTES};
+
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -549,6 +551,18 @@ impl Config {
     #[must_use]
     pub fn staging(&self) -> StagingKind {
         self.staging
+    }
+
+    /// Bytes of one staging slot.
+    #[must_use]
+    pub fn staging_slot_bytes(&self) -> usize {
+        self.chunk_bytes.min(MAX_SLOT_BYTES)
+    }
+
+    /// Staging slots that a lane to a busy peer takes, both directions together.
+    #[must_use]
+    pub fn staging_slots_per_lane(&self) -> usize {
+        2 * DEPTH
     }
 
     /// The most host memory that is pinned for staging.

@@ -359,7 +359,7 @@ impl Core {
                 return Err(bounds(Side::Remote, remote.offset, there));
             }
             // Neighbours mostly share a region: the last one is the likeliest.
-            if !pieces.knows(local.region.memory()) {
+            if pieces.add_memory(local.region.memory()) {
                 self.check_region(local.region)?;
             }
             let address = remote.region.address() + remote.offset as u64;

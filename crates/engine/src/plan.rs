@@ -15,6 +15,7 @@ use tcpx_proto::descriptor::RegionKey;
 use tcpx_proto::frame::{ENTRY_BYTES, Entry, MAX_TABLE_BYTES, REGION_BYTES};
 
 use crate::region::{Memory, MemoryKind, push_merged};
+use crate::staging::is_same_place;
 
 /// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,13 +63,17 @@ impl Pieces {
         }
     }
 
-    /// Whether a piece lies in this memory.
-    pub(crate) fn knows(&self, memory: &Arc<Memory>) -> bool {
+    /// Notes memory that pieces lie in; says whether it is new.
+    pub(crate) fn add_memory(&mut self, memory: &Arc<Memory>) -> bool {
         // Neighbours mostly share a region: the last one is the likeliest.
-        self.memory.iter().rev().any(|m| Arc::ptr_eq(m, memory))
+        let known = self.memory.iter().rev().any(|m| Arc::ptr_eq(m, memory));
+        if !known {
+            self.memory.push(Arc::clone(memory));
+        }
+        !known
     }
 
-    /// Adds a piece: `local`, inside `memory`, and as many bytes at the peer's `address`, in memory of kind `remote`.
+    /// Adds a piece: `local`, inside `memory`, which was noted, and as many bytes at the peer's `address`, in memory of kind `remote`.
     pub(crate) fn push(
         &mut self,
         memory: &Arc<Memory>,
@@ -77,9 +82,6 @@ impl Pieces {
         address: u64,
         remote: MemoryKind,
     ) {
-        if !self.knows(memory) {
-            self.memory.push(Arc::clone(memory));
-        }
         let group = self.group(memory.device.as_ref(), remote);
         self.list.push(Piece {
             local,
@@ -104,13 +106,8 @@ impl Pieces {
     }
 
     fn group(&mut self, device: Option<&Arc<dyn Device>>, remote: MemoryKind) -> u16 {
-        let is_same = |group: &Group| {
-            group.remote == remote
-                && match (&group.device, device) {
-                    (Some(a), Some(b)) => a.is_same(b.as_ref()),
-                    (a, b) => a.is_none() && b.is_none(),
-                }
-        };
+        let is_same =
+            |group: &Group| group.remote == remote && is_same_place(group.device.as_ref(), device);
         let known = self.groups.iter().rposition(is_same);
         known.unwrap_or_else(|| {
             self.groups.push(Group {

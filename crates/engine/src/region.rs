@@ -18,6 +18,7 @@ use tcpx_proto::frame::{Entry, Status, Table};
 use crate::core::Core;
 use crate::error::Error;
 use crate::memory::Buffer;
+use crate::staging::is_same_place;
 
 /// Names a registration within its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -466,11 +467,11 @@ pub(crate) fn one_device(memory: &[Arc<Memory>]) -> Result<Option<Arc<dyn Device
     let Some((first, others)) = memory.split_first() else {
         return Ok(None);
     };
-    let is_same = |other: &Arc<Memory>| match (&first.device, &other.device) {
-        (Some(a), Some(b)) => a.is_same(b.as_ref()),
-        (a, b) => a.is_none() && b.is_none(),
-    };
-    if others.iter().all(is_same) {
+    let device = first.device.as_ref();
+    if others
+        .iter()
+        .all(|m| is_same_place(device, m.device.as_ref()))
+    {
         Ok(first.device.clone())
     } else {
         Err(Refusal::Mixed)

@@ -192,6 +192,8 @@ impl Receive {
     /// How to read a message that did not come along.
     fn plan(&self, link: &Link, arrival: &Arrival) -> Plan {
         let mut offset = 0;
+        let mut noted = Pieces::default();
+        noted.add_memory(&self.memory);
         let pieces = arrival
             .pieces
             .iter()
@@ -201,7 +203,7 @@ impl Receive {
                 offset += entry.len as usize;
                 Some((local, *key, entry.address))
             })
-            .fold(Pieces::default(), |mut pieces, (local, key, address)| {
+            .fold(noted, |mut pieces, (local, key, address)| {
                 // Of what kind the sender's memory is makes no difference: it is all of one kind.
                 pieces.push(&self.memory, local, key, address, MemoryKind::Host);
                 pieces

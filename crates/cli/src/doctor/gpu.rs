@@ -12,11 +12,6 @@ use super::{Finding, Level, presence, transfer};
 use crate::gpus::{self, Distance};
 use crate::units::count;
 
-/// The largest staging slot: what one copy of a GPU brings to a socket.
-const SLOT_MAX: u64 = 1 << 20;
-/// Slots of each half of a lane.
-const SLOTS: u64 = 4;
-
 /// Everything about GPUs. `transfers` is false where the settings allow no session.
 pub(super) fn findings(
     machine: &Machine,
@@ -101,15 +96,16 @@ fn distance(ordinal: u32, nearest: Option<(Distance, Vec<&str>)>) -> Finding {
 /// Slots for all lanes to one peer, both ways, against what may be pinned.
 fn staging(config: &Config) -> Finding {
     const ID: &str = "gpu.staging";
-    let slot = (config.chunk_bytes() as u64).min(SLOT_MAX);
+    let slot = config.staging_slot_bytes() as u64;
+    let slots = config.staging_slots_per_lane();
     let lanes = config.lanes();
-    let peer = 2 * SLOTS * lanes as u64 * slot;
+    let peer = (slots * lanes) as u64 * slot;
     let most = config.staging_bytes() as u64;
     let found = format!(
         "staging_bytes is {}; a busy peer takes {} × {} slots of {} = {}",
         bytes(most),
         count(lanes, "lane"),
-        2 * SLOTS,
+        slots,
         bytes(slot),
         bytes(peer)
     );

@@ -49,6 +49,14 @@ fn look(mut is_over: impl FnMut() -> bool) {
     }
 }
 
+/// Whether two memories lie in the same place: both where sockets reach them, or on the same device.
+pub(crate) fn is_same_place(a: Option<&Arc<dyn Device>>, b: Option<&Arc<dyn Device>>) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => a.is_same(b.as_ref()),
+        (a, b) => a.is_none() && b.is_none(),
+    }
+}
+
 /// What a session needs to move memory of devices.
 pub(crate) struct Staging {
     pub(crate) pool: Arc<Pool>,
@@ -60,7 +68,7 @@ pub(crate) struct Staging {
 
 impl Staging {
     pub(crate) fn new(config: &Config) -> Self {
-        let slot_bytes = config.chunk_bytes().min(MAX_SLOT_BYTES);
+        let slot_bytes = config.staging_slot_bytes();
         let host = match config.staging() {
             StagingKind::Auto => None,
             StagingKind::Always => Some(Arc::new(StandIn::new(1)) as Arc<dyn Device>),
@@ -68,7 +76,7 @@ impl Staging {
         Self {
             pool: Pool::new(slot_bytes, config.staging_bytes()),
             host,
-            first_slots: 2 * DEPTH * config.lanes(),
+            first_slots: config.staging_slots_per_lane() * config.lanes(),
         }
     }
 

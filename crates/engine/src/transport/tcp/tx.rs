@@ -93,7 +93,7 @@ pub(super) struct Tx {
     /// Payloads that come from a device, in the order in which they will be sent.
     staged: VecDeque<Staged>,
     /// Slots that the frames now being built may have payloads staged for.
-    slots_left: usize,
+    slots_left: Option<usize>,
     slot_bytes: usize,
     queues: Queues,
     /// Large payloads on their way on the lane's comm, if it has one.
@@ -113,7 +113,7 @@ impl Tx {
             closed: false,
             doomed: Vec::new(),
             staged: VecDeque::new(),
-            slots_left: 0,
+            slots_left: None,
             slot_bytes,
             queues: Queues::default(),
         }
@@ -361,7 +361,7 @@ impl Tx {
             Header::new(Kind::Ack, landed).encode(&mut self.head);
             lane.acked.store(landed, Ordering::Release);
         }
-        self.slots_left = self.slots_left(&connection.core.staging.pool);
+        self.slots_left = None;
         self.stage_answers(&mut work, connection);
         if self.add_staged(lane, connection) {
             return;
@@ -463,7 +463,7 @@ impl Tx {
                 continue;
             }
             let is_staged = run.plan.op == Op::Write && run.plan.has_device();
-            if is_staged && self.slots_left == 0 {
+            if is_staged && self.slots_left(&connection.core.staging.pool) == 0 {
                 idle_runs += 1;
                 work.runs.push_back(run);
                 continue;

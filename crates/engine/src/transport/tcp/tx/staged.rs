@@ -75,7 +75,7 @@ impl plugin::Source for Source {
 impl Tx {
     /// Takes answers that come from a device out of the queue, in order, to have them copied ahead.
     pub(super) fn stage_answers(&mut self, work: &mut Work, connection: &Connection) {
-        while self.slots_left > 0 {
+        loop {
             let Some(Response {
                 outcome: Ok(grant),
                 bytes,
@@ -88,6 +88,9 @@ impl Tx {
                 return;
             };
             if self.is_on_comm(*bytes as usize) {
+                return;
+            }
+            if self.slots_left(&connection.core.staging.pool) == 0 {
                 return;
             }
             if grant.is_revoked(&connection.core.regions) {
@@ -115,21 +118,26 @@ impl Tx {
 
     pub(super) fn stage(&mut self, source: Source, device: &Arc<dyn Device>, bytes: usize) {
         let slots = bytes.div_ceil(self.slot_bytes);
-        self.slots_left = self.slots_left.saturating_sub(slots);
+        self.slots_left = self.slots_left.map(|left| left.saturating_sub(slots));
         let out = Outbound::new(device, bytes);
         self.staged.push_back(Staged { source, out });
     }
 
-    /// Slots that payloads may be staged for. What cannot be copied yet is better left to other lanes, and to what
+    /// Slots that payloads may be staged for, asked of the pool once a frame and only where something is to be staged. What cannot be copied yet is better left to other lanes, and to what
     /// is more urgent.
-    pub(super) fn slots_left(&self, pool: &Pool) -> usize {
-        let held: usize = self.staged.iter().map(|s| s.out.slots()).sum();
-        if self.staged.iter().any(|s| s.out.is_unstarted()) {
-            return 0;
+    pub(super) fn slots_left(&mut self, pool: &Pool) -> usize {
+        if let Some(left) = self.slots_left {
+            return left;
         }
-        let left = DEPTH.saturating_sub(held);
-        left.min(pool.left(Direction::Out))
-            .max(usize::from(self.staged.is_empty()))
+        let left = if self.staged.iter().any(|s| s.out.is_unstarted()) {
+            0
+        } else {
+            let held: usize = self.staged.iter().map(|s| s.out.slots()).sum();
+            let left = DEPTH.saturating_sub(held).min(pool.left(Direction::Out));
+            left.max(usize::from(self.staged.is_empty()))
+        };
+        self.slots_left = Some(left);
+        left
     }
 
     /// Starts as many copies from devices as there are slots for, in the order in which they will be sent.

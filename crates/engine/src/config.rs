@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tcpx_net::interfaces::InterfaceSelector;
 
-use crate::staging::{DEPTH, MAX_SLOT_BYTES};
+use crate::staging::{CHUNK_FACTOR, DEPTH, MAX_SLOT_BYTES};
 
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -556,7 +556,7 @@ impl Config {
     /// Bytes of one staging slot.
     #[must_use]
     pub fn staging_slot_bytes(&self) -> usize {
-        self.chunk_bytes.min(MAX_SLOT_BYTES)
+        (CHUNK_FACTOR * self.chunk_bytes).min(MAX_SLOT_BYTES)
     }
 
     /// Staging slots that a lane to a busy peer takes, both directions together.

@@ -12,10 +12,10 @@ use std::sync::Arc;
 use tcpx_cuda::Device;
 use tcpx_net::Span;
 use tcpx_proto::descriptor::RegionKey;
-use tcpx_proto::frame::{ENTRY_BYTES, Entry, MAX_TABLE_BYTES, REGION_BYTES};
+use tcpx_proto::frame::{ENTRY_BYTES, Entry, MAX_CHUNK_BYTES, MAX_TABLE_BYTES, REGION_BYTES};
 
 use crate::region::{Memory, MemoryKind, push_merged};
-use crate::staging::is_same_place;
+use crate::staging::{CHUNK_FACTOR, is_same_place};
 
 /// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,6 +44,13 @@ struct Piece {
 struct Group {
     device: Option<Arc<dyn Device>>,
     remote: MemoryKind,
+}
+
+impl Group {
+    /// Whether its bytes pass through pinned memory at either end.
+    fn is_staged(&self) -> bool {
+        self.device.is_some() || self.remote != MemoryKind::Host
+    }
 }
 
 /// The pieces of a transfer, in the order in which they were given.
@@ -127,11 +134,16 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// The chunk size for a transfer of `total` bytes: small transfers are cut finer, so that every
-    /// lane has a share.
-    fn chunk_bytes(&self, total: usize) -> usize {
+    /// The chunk size for memory of `group` in a transfer of `total` bytes: small transfers are cut finer, so that
+    /// every lane has a share.
+    fn chunk_bytes(&self, total: usize, group: &Group) -> usize {
+        let most = if group.is_staged() {
+            (CHUNK_FACTOR * self.chunk_bytes).min(MAX_CHUNK_BYTES as usize)
+        } else {
+            self.chunk_bytes
+        };
         let share = total.div_ceil(self.lanes.max(1)).next_multiple_of(4096);
-        share.clamp(MIN_SPREAD_BYTES.min(self.chunk_bytes), self.chunk_bytes)
+        share.clamp(MIN_SPREAD_BYTES.min(most), most)
     }
 }
 
@@ -173,7 +185,8 @@ impl Plan {
         }
         let total: usize = pieces.iter().map(|p| p.local.len()).sum();
         let mut builder = Builder {
-            chunk_bytes: limits.chunk_bytes(total),
+            limits,
+            chunk_bytes: groups.first().map_or(0, |g| limits.chunk_bytes(total, g)),
             group: 0,
             keys: Vec::new(),
             entries: Vec::new(),
@@ -257,6 +270,8 @@ impl Piece {
 }
 
 struct Builder {
+    limits: Limits,
+    /// For memory of the current group.
     chunk_bytes: usize,
     // The chunk that is being filled; `keys` and `entries` together never exceed MAX_TABLE_BYTES.
     keys: Vec<RegionKey>,
@@ -272,6 +287,8 @@ impl Builder {
         if piece.group != self.group {
             self.close();
             self.group = piece.group;
+            let group = &self.plan.groups[usize::from(piece.group)];
+            self.chunk_bytes = self.limits.chunk_bytes(self.plan.bytes as usize, group);
         }
         let mut offset = 0;
         while offset < piece.local.len() {
@@ -379,11 +396,16 @@ mod tests {
         }
     }
 
+    /// The first is host memory at both ends.
     fn groups(count: u32) -> Vec<Group> {
+        let remote = |group| match group {
+            0 => MemoryKind::Host,
+            device => MemoryKind::Cuda { device },
+        };
         (0..count)
-            .map(|device| Group {
+            .map(|group| Group {
                 device: None,
-                remote: MemoryKind::Cuda { device },
+                remote: remote(group),
             })
             .collect()
     }
@@ -538,6 +560,21 @@ mod tests {
         assert_eq!(plan(&[piece(4096, 0, 2 << 20, 1)], 1 << 20, 8).len(), 8);
         assert_eq!(plan(&[piece(4096, 0, 64 << 10, 1)], 1 << 20, 8).len(), 1);
         assert_eq!(plan(&[piece(4096, 0, 64 << 20, 1)], 1 << 20, 8).len(), 64);
+    }
+
+    #[test]
+    fn memory_of_devices_is_cut_into_longer_chunks() {
+        let len = 16 << 20;
+        let on = |group| Piece {
+            group,
+            ..piece(4096 + usize::from(group) * len, 0, len, 1)
+        };
+        let plan = plan(&[on(0), on(1), on(0)], 1 << 20, 2);
+        let lengths: Vec<_> = (0..plan.len())
+            .map(|i| (plan.chunk(i).group, plan.chunk(i).bytes >> 20))
+            .collect();
+        let expected = [vec![(0, 1); 32], vec![(1, CHUNK_FACTOR); 16 / CHUNK_FACTOR]];
+        assert_eq!(lengths, expected.concat());
     }
 
     #[test]

@@ -19,11 +19,8 @@ use crate::transport::tcp::{Connection, Drive, Lane};
 /// How often a worker looks whether a lane that a caller drove is still being driven.
 const WATCH: Duration = Duration::from_millis(1);
 
-/// How long a worker looks for the end of a device's copies before it rests between looks. Copies of all lanes share
-/// one bus, so that one takes up to some hundred microseconds; a sleep would be as long, since nothing ends it early.
-const STAGING_SPIN: Duration = Duration::from_micros(500);
-
-/// How soon a worker looks again after that.
+/// How soon a worker looks again for the end of a device's copies, or at a plugin, once it no longer spins: nothing
+/// would wake it.
 const STAGING_LOOK: Duration = Duration::from_micros(50);
 
 /// Fruitless looks in a row after which whoever looks gives way once. Few: on a small machine the one that has
@@ -117,6 +114,7 @@ impl Worker {
     /// The thread.
     pub(crate) fn run(&self, core: &Arc<Core>) {
         let spin = core.config.spin();
+        tcpx_net::sleep_exactly();
         let mut driven: Vec<Active> = Vec::new();
         let mut watched: Vec<Active> = Vec::new();
         let mut events = Vec::new();
@@ -159,12 +157,7 @@ impl Worker {
             // A full send buffer empties in steps that are worth a sleep; asking meanwhile only takes
             // the socket's lock from those who empty it. What arrives is worth looking for.
             let full = driven.iter().all(|active| active.lane().is_blocked());
-            let patience = if staging {
-                STAGING_SPIN.max(spin)
-            } else {
-                spin
-            };
-            if !full && last_progress.elapsed() < patience {
+            if !full && last_progress.elapsed() < spin {
                 looks += 1;
                 let give_way = match looks {
                     1 => driven.iter().any(|active| active.lane().needs_this_core()),

@@ -13,7 +13,7 @@ pub mod poller;
 pub mod span;
 pub mod stream;
 
-pub use poller::{Event, Poller, Waker};
+pub use poller::{Event, Poller, Waker, sleep_exactly};
 pub use span::{Cursor, Span};
 pub use stream::{Listener, SocketOptions, Stream, has_congestion_control, set_congestion_control};
 

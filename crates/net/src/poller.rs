@@ -1,11 +1,12 @@
 //! Readiness: one-shot epoll and a waker.
 
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
 
 /// The token that the waker reports; sources must not use it.
@@ -97,10 +98,19 @@ impl Poller {
     /// # Errors
     /// The poller itself is broken.
     pub fn wait(&self, events: &mut Vec<Event>, timeout: Option<Duration>) -> io::Result<()> {
-        let timeout = timeout.map(|t| Timespec {
+        let mut timeout = timeout.map(|t| Timespec {
             tv_sec: t.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: t.subsec_nanos().into(),
         });
+        // `epoll_wait` counts in milliseconds, and every kernel lets a poller be polled.
+        if let Some(exact) = timeout.filter(|t| t.tv_nsec % 1_000_000 != 0) {
+            let mut this = [PollFd::new(&self.epoll, PollFlags::IN)];
+            match poll(&mut this, Some(&exact)) {
+                Ok(0) | Err(Errno::INTR) => return Ok(()),
+                Ok(_) => timeout = Some(Timespec::default()),
+                Err(e) => return Err(e.into()),
+            }
+        }
         let mut ready = [epoll::Event {
             flags: epoll::EventFlags::empty(),
             data: epoll::EventData::new_u64(0),
@@ -121,6 +131,13 @@ impl Poller {
         }
         Ok(())
     }
+}
+
+/// Ends this thread's sleeps when they are due. Left alone, the kernel may make each up to 50 microseconds longer, to end
+/// several at once.
+pub fn sleep_exactly() {
+    // Refused only where the kernel has no such setting: then sleeps are what they are.
+    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
 }
 
 /// Wakes a [`Poller`].
@@ -172,6 +189,27 @@ mod tests {
         assert_eq!(wait(&poller), [Event::Ready(7)]);
         poller.remove(&far);
         assert!(poller.arm(&far, 7, false).is_err());
+    }
+
+    #[test]
+    fn a_short_wait_ends_by_itself_or_with_what_is_ready() {
+        let poller = Poller::new().unwrap();
+        let mut events = Vec::new();
+        let short = Some(Duration::from_micros(20));
+        sleep_exactly();
+        poller.wait(&mut events, short).unwrap();
+        assert_eq!(events, []);
+        poller.waker().wake();
+        poller.wait(&mut events, short).unwrap();
+        assert_eq!(events, [Event::Woken]);
+        events.clear();
+        // With whole milliseconds on top.
+        let waker = poller.waker();
+        let thread = std::thread::spawn(move || waker.wake());
+        let long = Some(Duration::from_micros(3_600_000_500));
+        poller.wait(&mut events, long).unwrap();
+        assert_eq!(events, [Event::Woken]);
+        thread.join().unwrap();
     }
 
     #[test]

@@ -66,7 +66,7 @@ fn within_device(ordinal: u32) -> Outcome {
         let from = DeviceBuffer::alloc(ordinal, len)?;
         let to = DeviceBuffer::alloc(ordinal, len)?;
         let device = device(ordinal)?;
-        let rounds = (8192 * MIB / len) as u32;
+        let rounds = (32768 * MIB / len) as u32;
         let (mut engine, mut engine_alone) = (0.0, 0.0);
         for size in [len, 4096, 16384, 512] {
             let path = if size == len {

@@ -29,12 +29,16 @@ use crate::config::{Config, StagingKind};
 use crate::error::Error;
 use crate::region::MemoryKind;
 
-/// Slots that each half of a lane holds at most: one at the socket, one at the device, and two so that neither waits
+/// Slots that each half of a lane holds at most: one at the socket, one at the device, and one so that neither waits
 /// for the other.
-pub(crate) const DEPTH: usize = 4;
+pub(crate) const DEPTH: usize = 3;
 
-/// Larger slots gain nothing and leave the cache; with smaller ones the device's calls begin to cost.
-pub(crate) const MAX_SLOT_BYTES: usize = 1 << 20;
+/// How many times as long chunks of a device's memory are as others. Each costs calls of the driver at both ends, and
+/// a change of hands.
+pub(crate) const CHUNK_FACTOR: usize = 2;
+
+/// Larger slots gain nothing but take memory; smaller ones cost as shorter chunks do.
+pub(crate) const MAX_SLOT_BYTES: usize = 2 << 20;
 
 /// Copies up to this size are over before anything else could be done meanwhile.
 const SHORT_BYTES: usize = 16 << 10;

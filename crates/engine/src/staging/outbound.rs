@@ -56,6 +56,11 @@ impl Outbound {
         self.unstarted > 0
     }
 
+    /// Bytes in slots, or on their way to them.
+    pub(crate) fn started(&self) -> usize {
+        self.parts.iter().map(|part| part.len).sum()
+    }
+
     /// Starts the copy of one more part; false when there is no slot for it now.
     pub(crate) fn start(
         &mut self,

@@ -140,18 +140,28 @@ impl Tx {
         left
     }
 
-    /// Starts as many copies from devices as there are slots for, in the order in which they will be sent.
+    /// Starts as many copies from devices as there are slots for, in the order in which they will be sent. A slot's worth
+    /// to begin with: all lanes begin at once, the device copies for one after the other, and so all can soon send.
     pub(super) fn start_copies(&mut self, pool: &Arc<Pool>) {
         let mut slots: usize = self.staged.iter().map(|s| s.out.slots()).sum();
+        let mut started: usize = self.staged.iter().map(|s| s.out.started()).sum();
+        let is_sending = matches!(self.body, Body::Staged(_));
         let mut index = 0;
-        while index < self.staged.len() && slots < DEPTH {
+        while index < self.staged.len()
+            && slots < DEPTH
+            && (is_sending || started < self.slot_bytes)
+        {
             let Staged { source, out } = &mut self.staged[index];
             if !out.is_unstarted() {
                 index += 1;
                 continue;
             }
+            let before = out.started();
             match out.start(source.spans(), &mut self.queues, pool) {
-                Ok(true) => slots += 1,
+                Ok(true) => {
+                    slots += 1;
+                    started += out.started() - before;
+                }
                 // Worth another look later.
                 Ok(false) => return,
                 Err(error) => {

@@ -313,7 +313,8 @@ void tcpx_remote_region_free(tcpx_remote_region *region);
 // Starts a session. The configuration remains the caller's.
 tcpx_status tcpx_session_new(const tcpx_config *config, tcpx_session **session);
 
-// Ends a session: its connections and its threads. Transfers in flight fail, here and at the peers.
+// Ends a session: its connections and its threads. Waits until the peers have their notifications and know how their transfers
+// have ended, at most 5 seconds (or `peer_timeout` where that is less). Transfers in flight fail, here and at the peers.
 void tcpx_session_free(tcpx_session *session);
 
 // What the session calls itself; valid until the handle is freed. NULL for NULL.

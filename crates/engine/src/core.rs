@@ -51,7 +51,10 @@ pub(crate) struct Core {
     own_peer: OnceLock<Arc<PeerShared>>,
     accepted: Mutex<VecDeque<Arc<PeerShared>>>,
     accepted_changed: Condvar,
+    /// Nothing new is taken on.
     closing: AtomicBool,
+    /// Connections end.
+    ending: AtomicBool,
 }
 
 #[derive(Default)]
@@ -107,6 +110,7 @@ impl Core {
             accepted: Mutex::default(),
             accepted_changed: Condvar::new(),
             closing: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
             identity,
             config,
         });
@@ -150,6 +154,11 @@ impl Core {
 
     pub(crate) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
+    }
+
+    /// Whether connections that are being made are no longer of use.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Acquire)
     }
 
     pub(crate) fn check_open(&self) -> Result<(), Error> {
@@ -403,12 +412,14 @@ impl Core {
         if self.closing.swap(true, Ordering::AcqRel) {
             return;
         }
+        self.accepted_changed.notify_all();
+        crate::closing::flush(self);
+        self.ending.store(true, Ordering::Release);
         let peers = std::mem::take(&mut *self.peers.write());
         for peer in peers.by_id.into_values() {
             peer.remove("the session was closed", &Error::Closed);
         }
         self.local.close();
-        self.accepted_changed.notify_all();
         self.control.stop();
         for worker in &self.workers {
             worker.stop();

@@ -26,11 +26,13 @@
 //! | `staging` | GPU memory on its way through pinned host memory |
 //! | `progress` | worker threads that drive lanes |
 //! | `control` | connecting, accepting, handshakes, silent peers |
+//! | `closing` | the end of a session, and what reaches its peers before |
 //! | `addresses`, `routes` | where a session listens; which address of ours goes to which of a peer |
 //!
 //! See [`Session`] for a complete example.
 
 mod addresses;
+mod closing;
 mod completion;
 mod config;
 mod control;

@@ -240,6 +240,12 @@ impl PeerShared {
         self.state.lock().connections.clone()
     }
 
+    /// Whether a notification waits for a connection. Those that do not are queued on one.
+    pub(crate) fn has_waiting_notifications(&self) -> bool {
+        let is_notification = |w: &Waiting| matches!(w, Waiting::Notification(_));
+        self.state.lock().waiting.iter().any(is_notification)
+    }
+
     /// Starts something now, or as soon as there is a connection. Never waits.
     pub(crate) fn start(self: &Arc<Self>, core: &Core, waiting: Waiting) -> Result<(), Error> {
         if let Some(link) = self.link() {
@@ -357,14 +363,17 @@ impl PeerShared {
         if link.is_none() {
             state.failure = Some(error.clone());
         }
-        let waiting = std::mem::take(&mut state.waiting);
+        let mut waiting = std::mem::take(&mut state.waiting);
+        if let Some(link) = &link {
+            // With the lock held: what is not waiting any more is on its way.
+            for waiting in waiting.drain(..) {
+                waiting.start(link);
+            }
+        }
         drop(state);
         self.changed.notify_all();
         for waiting in waiting {
-            match &link {
-                Some(link) => waiting.start(link),
-                None => waiting.fail(self, error),
-            }
+            waiting.fail(self, error);
         }
     }
 

@@ -24,7 +24,7 @@ use crate::transfer::Transfer;
 use crate::transport::Link;
 
 /// A session: registers memory, knows peers, makes transfers. Clones are handles to the same
-/// session; it closes with [`Session::close`] or with the last handle.
+/// session; it closes with [`Session::close`], or in the same way with the last handle.
 ///
 /// ```
 /// use std::time::Duration;
@@ -272,7 +272,8 @@ impl Session {
     }
 
     /// Sends a message on its own. It is queued when this returns; standalone messages to one peer arrive
-    /// in order. Empty messages are legal.
+    /// in order. Empty messages are legal. One whose peer cannot be reached, or is lost, before it arrives is lost too;
+    /// [`Session::close`] waits for those on their way.
     ///
     /// # Errors
     /// The message is too long, or the peer is not reachable by any means.
@@ -303,8 +304,14 @@ impl Session {
             })
     }
 
-    /// Closes the session: ends its connections and threads; transfers in flight fail here and at the peers.
-    /// May be called more than once.
+    /// Closes the session: ends its connections and threads. May be called more than once, and takes nothing on from
+    /// the first call on.
+    ///
+    /// What the session was given before arrives: this waits until every peer has its notifications, and knows how its own
+    /// transfers to us and its messages have ended. It waits at most 5 seconds, or as long as `peer_timeout` if that is less, for all peers
+    /// together; what a peer that does not answer has not received by then is lost, and a warning says so. Transfers of this
+    /// session, tagged messages included, are not waited for: those that are still in flight after that fail here and at the
+    /// peers.
     pub fn close(&self) {
         self.handle.close();
     }

@@ -289,7 +289,8 @@ impl Session {
             .map_err(|ended| ended.into_exception(py))
     }
 
-    /// Ends connections and threads; transfers in flight fail. Also at the end of a `with` block.
+    /// Ends connections and threads; transfers in flight fail. Also at the end of a `with` block. Waits until the peers have
+    /// their notifications, at most 5 seconds (or `peer_timeout` where that is less).
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.session.close());
     }

@@ -54,7 +54,7 @@ impl ControlLoop {
         let core = Arc::clone(&self.core);
         let plug = move || {
             let comms = set_up(&net, &mut joined.lanes, joined.deadline, || {
-                core.is_closing()
+                core.is_ending()
             });
             let plugged = Plugged { joined, comms };
             core.control.push(Command::Plugged(Box::new(plugged)));

@@ -7,6 +7,7 @@
 
 mod grant;
 mod lane;
+mod mark;
 mod rx;
 mod settle;
 mod tx;
@@ -22,6 +23,7 @@ use tcpx_proto::handshake::Established;
 
 use self::lane::InFlight;
 pub(crate) use self::lane::{Drive, Lane};
+pub(crate) use self::mark::Mark;
 use self::rx::Ended;
 use self::tx::encode_text;
 use crate::completion::TransferState;
@@ -210,7 +212,8 @@ impl Connection {
         lane.push_control(encode);
         self.core.control.stay_awake();
         self.check(lane.pump(self, 1));
-        if lane.is_dirty() || lane.is_blocked() {
+        // What was waiting before it may have begun to move.
+        if lane.is_dirty() || lane.is_blocked() || lane.is_staging() {
             lane.call_worker();
         }
     }
@@ -345,8 +348,7 @@ impl Connection {
     /// Sends a ping on a lane and waits for the answer.
     pub(crate) fn ping(self: &Arc<Self>, index: usize, timeout: Duration) -> Option<Duration> {
         let lane = self.lanes.get(index)?;
-        let token = self.pings.next.fetch_add(1, Ordering::Relaxed) + 1;
-        self.pings.waiting.lock().insert(token, None);
+        let token = self.new_ping();
         let start = Instant::now();
         let deadline = start + timeout;
         lane.push_control(|out| Header::new(Kind::Ping, token).encode(out));
@@ -365,6 +367,13 @@ impl Connection {
         }
         let answered = waiting.remove(&token).flatten()?;
         Some(answered.duration_since(start))
+    }
+
+    /// The number of a ping whose answer is waited for. Not 0, which nobody waits for.
+    fn new_ping(&self) -> u64 {
+        let token = self.pings.next.fetch_add(1, Ordering::Relaxed) + 1;
+        self.pings.waiting.lock().insert(token, None);
+        token
     }
 
     fn ponged(&self, token: u64) {

@@ -479,11 +479,8 @@ impl Rx {
                 lane.acknowledged(header.transfer, connection)?;
                 Sink::Nowhere(None)
             }
-            Kind::Ping => {
-                let pong = Header::new(Kind::Pong, header.transfer);
-                lane.push_control(|out| pong.encode(out));
-                Sink::Nowhere(None)
-            }
+            // Answered at its end.
+            Kind::Ping => Sink::Nowhere(None),
             Kind::Pong => {
                 connection.ponged(header.transfer);
                 Sink::Nowhere(None)
@@ -553,6 +550,9 @@ impl Rx {
                         encode_error(out, Kind::WriteError, header.transfer, header.seq, refusal);
                     });
                     lane.landed.fetch_add(1, Ordering::Release);
+                } else if header.kind == Kind::Ping {
+                    let pong = Header::new(Kind::Pong, header.transfer);
+                    lane.push_control(|out| pong.encode(out));
                 }
             }
             Sink::Message { middle, bytes } => {

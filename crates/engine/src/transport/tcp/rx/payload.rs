@@ -70,13 +70,15 @@ impl Target for Coming {
 
 impl Payload {
     /// Whether it may be dealt with only after what came before it on the lane: chunks are counted, and notifications
-    /// and messages delivered, in order.
+    /// and messages delivered, in order. So are pings answered, but for those that only ask for a sign of life.
     pub(super) fn waits_its_turn(&self) -> bool {
         match self.sink {
             Sink::Regions { .. } | Sink::Run(_) => true,
-            Sink::Nowhere(_) | Sink::Message { .. } => {
-                matches!(self.header.kind, Kind::Write | Kind::Notify | Kind::Send)
-            }
+            Sink::Nowhere(_) | Sink::Message { .. } => match self.header.kind {
+                Kind::Write | Kind::Notify | Kind::Send => true,
+                Kind::Ping => self.header.transfer != 0,
+                _ => false,
+            },
         }
     }
 

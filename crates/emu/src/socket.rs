@@ -43,6 +43,9 @@ impl Socket {
     fn configure(raw: Raw, buffer: usize) -> io::Result<Self> {
         raw.set_nonblocking(true)?;
         raw.set_tcp_nodelay(true)?;
+        // Pacing, which some systems have by default, only makes the sockets of one machine wait. Where there is no such
+        // algorithm they wait.
+        let _ = raw.set_tcp_congestion(b"cubic");
         if buffer > 0 {
             raw.set_send_buffer_size(buffer)?;
             raw.set_recv_buffer_size(buffer)?;

@@ -31,7 +31,7 @@ pub use connect::Connecting;
 pub use device::DeviceHandle;
 pub use handle::Handle;
 pub use memory::MemoryHandle;
-pub use recv::{Flush, Receiving, RecvComm};
+pub use recv::{Flush, Flushing, Receiving, RecvComm};
 pub use send::{SendComm, Sending};
 
 use crate::error::Error;
@@ -70,6 +70,11 @@ pub trait Direction: sealed::Direction {}
 mod sealed {
     pub trait Direction {
         const SENDS: bool;
+
+        /// Requests beside those of messages.
+        fn flushes(&self) -> usize {
+            0
+        }
     }
 }
 
@@ -137,11 +142,16 @@ impl<D: Direction> Comm<D> {
         self.window.slots()
     }
 
-    /// How many requests hold a slot: posted and not done, and receives not consumed where the plugin
-    /// wants that.
+    /// How many requests hold a slot: posted and not done, receives not consumed where the plugin
+    /// wants that, and flushes.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.window.taken()
+        self.window.taken() + self.direction.flushes()
+    }
+
+    /// Whether every slot is taken.
+    fn is_full(&self) -> bool {
+        self.in_flight() >= self.slots()
     }
 
     /// Whether no call has failed.
@@ -234,7 +244,7 @@ impl<D: Direction> Comm<D> {
 
 impl<D: Direction> Drop for Comm<D> {
     fn drop(&mut self) {
-        let abandoned = self.window.taken();
+        let abandoned = self.in_flight();
         if abandoned > 0 {
             tracing::debug!(
                 plugin = self.core.name,
@@ -262,7 +272,7 @@ impl<D: Direction> fmt::Debug for Comm<D> {
             .field("plugin", &self.core.name)
             .field("device", &self.device)
             .field("alive", &self.alive)
-            .field("in_flight", &self.window.taken())
+            .field("in_flight", &self.in_flight())
             .finish()
     }
 }

@@ -101,8 +101,8 @@ mod sys;
 mod window;
 
 pub use comm::{
-    Comm, Completion, Connecting, DeviceHandle, Direction, Flush, Handle, Listener, MemoryHandle,
-    Receiving, RecvComm, Request, SendComm, Sending,
+    Comm, Completion, Connecting, DeviceHandle, Direction, Flush, Flushing, Handle, Listener,
+    MemoryHandle, Receiving, RecvComm, Request, SendComm, Sending,
 };
 pub use error::{Code, Error, Fault, Tried};
 pub use plugin::Plugin;

@@ -2,9 +2,10 @@
 //! cannot take. Everything else about them is in the other files, which run on them too (`TCPX_TEST_CONFIG`).
 //!
 //! The plugin is the emulator. It reads its own settings from the environment of its process, so both sides of each story
-//! are processes of their own here.
+//! are processes of their own here. What the emulator's plain versions do not have, receives into memory of devices, is
+//! shown on the plugin of the loader's tests.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tcpx::{Config, ErrorKind, Op, Session};
@@ -38,6 +39,25 @@ fn setup(version: u32) -> Setup {
         .with("lanes", 2)
         .with("chunk_bytes", "1M")
         .with("staging", "auto")
+}
+
+/// A plugin that writes to memory of devices, where its bytes are visible once they are flushed; `name` is unique
+/// among the tests.
+fn flushing(name: &str, version: u32, options: &[&str]) -> Setup {
+    let source =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../ncclnet/tests/plugins/loop_plugin.c");
+    let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("libnccl-net-{name}.so"));
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    let status = Command::new(compiler)
+        .args(["-shared", "-fPIC", "-O1", "-pthread"])
+        .arg(format!("-DAPI_VERSION={version}"))
+        .args(options)
+        .args([source.as_os_str(), "-o".as_ref(), library.as_os_str()])
+        .status();
+    assert!(status.expect("these tests need a C compiler").success());
+    setup(version)
+        .with("plugin", library.to_string_lossy())
+        .with("staging", "always")
 }
 
 /// A process whose emulator has these settings.
@@ -228,6 +248,30 @@ fn memory_of_devices_is_unpacked_by_them() {
     for version in [6, 7, 8] {
         let setup = setup(version).with("staging", "always");
         story(move || works(&setup, &[("FRAG", "odd"), ("REORDER", "2")]));
+    }
+}
+
+#[test]
+fn memory_of_devices_is_received_into_and_flushed() {
+    for version in 4..=12 {
+        // Bytes that are not flushed, or looked at before they are, are not there.
+        story(move || works(&flushing(&format!("flushed-{version}"), version, &[]), &[]));
+    }
+    // More messages than requests: receives keep theirs until they are consumed, and leave one for the flush.
+    for (name, option) in [
+        ("flushed-kept", "-DKEEPS"),
+        ("flushed-freed", "-DNO_CONSUME"),
+    ] {
+        let options = ["-DMAX_P2P=32768", option];
+        story(move || works(&flushing(name, 9, &options), &[]));
+    }
+}
+
+#[test]
+fn a_flush_that_fails_ends_transfers_and_nothing_else() {
+    for version in [4, 8, 12] {
+        let name = format!("unflushed-{version}");
+        story(move || survives(&flushing(&name, version, &["-DFAIL_FLUSH=3"]), &[]));
     }
 }
 

@@ -23,6 +23,10 @@ impl Direction for Receiving {}
 
 impl sealed::Direction for Receiving {
     const SENDS: bool = false;
+
+    fn flushes(&self) -> usize {
+        self.flushes.taken()
+    }
 }
 
 impl Receiving {
@@ -42,6 +46,17 @@ impl Receiving {
 /// A flush that is under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Flush(Request);
+
+/// What came of asking for a flush.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flushing {
+    /// It is under way: [test](RecvComm::test_flush) it.
+    Begun(Flush),
+    /// The plugin has nothing to flush: the bytes are visible already.
+    Needless,
+    /// All slots are taken: ask again when a request is over.
+    Full,
+}
 
 impl RecvComm {
     /// What an unpack device needs to find received bytes; `None` for devices that write the buffer
@@ -68,7 +83,7 @@ impl RecvComm {
         tag: i32,
     ) -> Result<Option<Request>, Error> {
         let message = self.message("irecv", memory, offset, bytes, tag)?;
-        if self.window.is_full() {
+        if self.is_full() {
             return Ok(None);
         }
         let mut request = std::ptr::null_mut();
@@ -114,54 +129,68 @@ impl RecvComm {
         Ok(())
     }
 
-    /// Begins to make received bytes visible to the GPU: after a receive into CUDA memory is done, on
-    /// plugins that write it from the network. `None` means that there is no room now.
+    /// Whether the plugin itself writes received bytes into CUDA memory, which then has to be
+    /// [flushed](RecvComm::flush).
+    #[must_use]
+    pub fn can_flush(&self) -> bool {
+        let properties = self.properties();
+        self.core.calls.iflush.is_some()
+            && properties.device_type == DeviceType::Host
+            && properties.reaches(MemoryKind::Cuda)
+    }
+
+    /// Begins to make received bytes visible to the GPU: once for each receive into CUDA memory, with the
+    /// range it was posted on, when it is done. A flush takes a slot, as a receive does: leave one free.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] on unpack devices, for host memory, for empty ranges and where the plugin
-    /// has no flush; [`Error::TooLarge`], [`Error::OutOfBounds`], [`Error::Foreign`]. After any other
-    /// error the comm is dead.
+    /// [`Error::Unsupported`] unless [`can_flush`](RecvComm::can_flush), for host memory and for empty
+    /// ranges; [`Error::TooLarge`], [`Error::OutOfBounds`], [`Error::Foreign`]. After any other error the
+    /// comm is dead.
     pub fn flush(
         &mut self,
         memory: &MemoryHandle,
         offset: usize,
         bytes: usize,
-    ) -> Result<Option<Flush>, Error> {
+    ) -> Result<Flushing, Error> {
         let message = self.message("iflush", memory, offset, bytes, 0)?;
-        let legal = self.properties().device_type != DeviceType::Unpack
-            && memory.kind() == MemoryKind::Cuda
-            && bytes > 0;
+        let legal = self.can_flush() && memory.kind() == MemoryKind::Cuda && bytes > 0;
         let Some(iflush) = self.core.calls.iflush.filter(|_| legal) else {
             return Err(Error::Unsupported {
                 plugin: self.core.name.clone(),
                 call: "iflush",
             });
         };
-        if self.direction.flushes.is_full() {
-            return Ok(None);
+        if self.is_full() {
+            return Ok(Flushing::Full);
         }
         let mut request = std::ptr::null_mut();
         // SAFETY: as for `irecv`.
         let code = unsafe { iflush.call(self.raw, message, &raw mut request) };
         self.outcome("iflush", code)?;
-        Ok((!request.is_null()).then(|| {
-            Flush(Request {
-                comm: self.id,
-                number: self.direction.flushes.post(request),
-            })
-        }))
+        if request.is_null() {
+            return Ok(Flushing::Needless);
+        }
+        Ok(Flushing::Begun(Flush(Request {
+            comm: self.id,
+            number: self.direction.flushes.post(request),
+        })))
     }
 
-    /// Whether a flush is done. It must be the oldest one that is not.
+    /// Whether a flush is done. The plugin is asked about the oldest one alone, so none is done before
+    /// those that were begun earlier.
     ///
     /// # Errors
     ///
-    /// As [`test`](Comm::test).
+    /// [`Error::OutOfOrder`] if it was done before, and [`Error::Foreign`], harmless; else the comm has
+    /// failed.
     pub fn test_flush(&mut self, flush: Flush) -> Result<bool, Error> {
         self.check_alive("test")?;
         self.check_own(flush.0)?;
         let next = self.direction.flushes.to_test();
+        if next.is_some_and(|next| next < flush.0.number) {
+            return Ok(false);
+        }
         if next != Some(flush.0.number) {
             return Err(out_of_order("test", flush.0, next));
         }

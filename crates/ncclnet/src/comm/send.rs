@@ -41,7 +41,7 @@ impl SendComm {
         tag: i32,
     ) -> Result<Option<Request>, Error> {
         let message = self.message("isend", memory, offset, bytes, tag)?;
-        if self.window.is_full() {
+        if self.is_full() {
             return Ok(None);
         }
         let mut request = std::ptr::null_mut();

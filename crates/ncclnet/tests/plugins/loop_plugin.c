@@ -8,7 +8,10 @@
  *
  * Variants: FAIL_INIT, NO_DEVICES, DEVICE_TYPE / DEVICE_VERSION, FAIL_CONNECT, FAIL_ACCEPT, NULL_LISTEN,
  * NO_ISEND, NO_CONSUME, EMPTY_DEVICE_HANDLE, SLOTS=n, MHANDLES=0 (none are given), SIZES=0 (never
- * written), FILL_IN_INIT (the table is filled in by init), LOG_THREAD. */
+ * written), FILL_IN_INIT (the table is filled in by init), LOG_THREAD, MAX_P2P=n (bytes of a message,
+ * from version 9 on), FAIL_FLUSH=n (the n-th of a comm fails).
+ *
+ * What is received into CUDA memory is kept back: it is there once a flush of the same range is done. */
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -41,6 +44,12 @@
 #ifndef DEVICE_VERSION
 #define DEVICE_VERSION (DEVICE_TYPE == 1 ? 7 : 0)
 #endif
+#ifndef MAX_P2P
+#define MAX_P2P (8 << 20)
+#endif
+#ifndef FAIL_FLUSH
+#define FAIL_FLUSH -1
+#endif
 
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
@@ -51,7 +60,7 @@ enum { OK = 0, SYSTEM_ERROR = 2, INTERNAL_ERROR = 3, INVALID_USAGE = 5 };
 enum { LEVEL_VERSION = 1, LEVEL_WARN = 2, LEVEL_INFO = 3 };
 enum { PTR_HOST = 1, PTR_CUDA = 2, PTR_DMABUF = 4 };
 enum { HANDLE_BYTES = API_VERSION == 4 ? 64 : 128 };
-enum { MAX_P2P = 8 << 20 };
+enum { MAX_SLOTS = 32 };
 
 typedef void (*logger_t)(int level, unsigned long flags, const char *file, int line, const char *fmt,
                          ...);
@@ -90,6 +99,17 @@ struct request {
   size_t moved;
   uint64_t order;
   int tests;
+  struct kept *kept;
+};
+
+/* Received bytes that are not flushed. */
+struct kept {
+  struct kept *next;
+  struct request *owner;
+  int flushing;
+  char *data; /* where they belong */
+  size_t size;
+  char bytes[];
 };
 
 struct header {
@@ -106,8 +126,11 @@ struct comm {
   uint64_t posted, tested, consumed;
   struct header header;
   size_t header_moved;
-  struct request requests[32];
-  struct request flush;
+  struct request requests[MAX_SLOTS];
+  int flush_calls;
+  int flushing;
+  struct request flushes[MAX_SLOTS];
+  struct kept *kept; /* received, and no flush asked for */
 };
 
 struct memory {
@@ -399,6 +422,20 @@ static int check_memory(struct comm *c, void *data, size_t size, struct memory *
 
 /* ---- moving ---- */
 
+/* Messages and flushes share the requests of a comm. */
+static int check_slots(struct comm *c) {
+  if (c->posted - c->consumed + (uint64_t)c->flushing < SLOTS) return OK;
+  c->failed = 1;
+  REFUSE("all %d requests are in use", (int)SLOTS);
+}
+
+/* Puts received bytes where they belong. */
+static void deliver(struct kept *kept) {
+  memcpy(kept->data, kept->bytes, kept->size);
+  if (kept->owner->kept == kept) kept->owner->kept = NULL;
+  free(kept);
+}
+
 static int post(void *comm, enum direction direction, void *data, size_t size, int tag,
                 void *memory, void **out) {
   struct comm *c = comm;
@@ -408,12 +445,15 @@ static int post(void *comm, enum direction direction, void *data, size_t size, i
   int code = check_memory(c, data, size, memory);
   if (code != OK) return code;
   if (++c->calls % 3 == 0) return OK; /* busy: nothing is queued */
-  if (c->posted - c->consumed >= SLOTS) {
-    c->failed = 1;
-    REFUSE("all %d requests are in use", (int)SLOTS);
+  code = check_slots(c);
+  if (code != OK) return code;
+  struct kept *kept = NULL;
+  if (direction == RECV && DEVICE_TYPE == 0 && MHANDLES && ((struct memory *)memory)->type == PTR_CUDA) {
+    kept = malloc(sizeof *kept + size);
+    *kept = (struct kept){.owner = &c->requests[c->posted % SLOTS], .data = data, .size = size};
   }
   struct request *r = &c->requests[c->posted % SLOTS];
-  *r = (struct request){c, direction, POSTED, data, size, 0, c->posted++, 0};
+  *r = (struct request){c, direction, POSTED, data, size, 0, c->posted++, 0, kept};
   (void)tag;
   *out = r;
   return OK;
@@ -447,7 +487,10 @@ static int loop_test(void *request, int *done, int *sizes) {
   if (r->direction == FLUSH) {
     if (sizes != NULL) REFUSE("a flush has no sizes");
     if (++r->tests < 2) return OK;
+    deliver(r->kept);
+    r->kept = NULL;
     r->state = FREE;
+    c->flushing--;
     *done = 1;
     return OK;
   }
@@ -461,7 +504,7 @@ static int loop_test(void *request, int *done, int *sizes) {
       return INVALID_USAGE;
     }
     r->size = c->header.size;
-    code = move_bytes(c, r->data, r->size, &r->moved);
+    code = move_bytes(c, r->kept ? r->kept->bytes : r->data, r->size, &r->moved);
   }
   if (code < 0) {
     c->failed = 1;
@@ -473,6 +516,11 @@ static int loop_test(void *request, int *done, int *sizes) {
   *done = 1;
   if (SIZES && sizes != NULL) sizes[0] = (int)r->size;
   r->state = DONE;
+  if (r->kept != NULL) {
+    r->kept->size = r->size;
+    r->kept->next = c->kept;
+    c->kept = r->kept;
+  }
 #if API_VERSION >= 7 && !defined(NO_CONSUME)
   if (r->direction == RECV) return OK; /* until it is consumed */
 #endif
@@ -485,12 +533,32 @@ static int start_flush(void *comm, void *data, int size, void *memory, void **ou
   struct comm *c = comm;
   if (DEVICE_TYPE == 1) abort(); /* a real plugin reads a wild pointer here */
   if (*out != NULL) REFUSE("the request is not NULL at first");
+  if (c->failed) abort(); /* used after an error */
   if (c->direction != RECV || size <= 0) REFUSE("nothing to flush");
   int code = check_memory(c, data, (size_t)size, memory);
+  if (code == OK) code = check_slots(c);
   if (code != OK) return code;
-  if (c->flush.state == POSTED) return OK; /* busy */
-  c->flush = (struct request){c, FLUSH, POSTED, data, (size_t)size, 0, 0, 0};
-  *out = &c->flush;
+  c->flush_calls++;
+  if (c->flush_calls == FAIL_FLUSH) {
+    c->failed = 1;
+    REFUSE("flush %d fails", c->flush_calls);
+  }
+  struct kept **place = &c->kept;
+  while (*place != NULL && ((*place)->data != data || (*place)->size != (size_t)size))
+    place = &(*place)->next;
+  struct kept *kept = *place;
+  if (kept == NULL) REFUSE("flush of %d bytes that were not received", size);
+  *place = kept->next;
+  if (c->flush_calls % 4 == 0) {
+    deliver(kept); /* and no request: nothing is left to do */
+    return OK;
+  }
+  int free_one = 0;
+  while (c->flushes[free_one].state != FREE) free_one++;
+  c->flushes[free_one] = (struct request){c, FLUSH, POSTED, data, (size_t)size, 0, 0, 0, kept};
+  kept->flushing = 1;
+  c->flushing++;
+  *out = &c->flushes[free_one];
   return OK;
 }
 
@@ -500,6 +568,7 @@ static int loop_consumed(void *comm, int n, void *request) {
   struct request *r = request;
   if (n != 1 || r == NULL || r->comm != c || r->state != DONE) REFUSE("nothing to consume");
   if (r->order != c->consumed) REFUSE("consumed out of order");
+  if (r->kept != NULL && r->kept->flushing) REFUSE("consumed while it is flushed");
   r->state = FREE;
   c->consumed++;
   return OK;
@@ -519,6 +588,15 @@ static int close_comm(struct comm *c, enum direction direction) {
     code = INTERNAL_ERROR;
   }
   close(c->fd);
+  while (c->kept != NULL) {
+    struct kept *kept = c->kept;
+    c->kept = kept->next;
+    free(kept);
+  }
+  for (int i = 0; i < MAX_SLOTS; i++) {
+    if (c->requests[i].state == POSTED) free(c->requests[i].kept);
+    if (c->flushes[i].state == POSTED) free(c->flushes[i].kept);
+  }
   free(c);
   loop_plugin_live--;
   return code;

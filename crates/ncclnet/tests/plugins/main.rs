@@ -1,6 +1,7 @@
 //! The loader against real plugins: C libraries compiled here, that move real bytes over loopback.
 
 mod build;
+mod flushing;
 mod hot_path;
 mod moving;
 mod opening;

@@ -8,7 +8,7 @@ use tcpx_ncclnet::{Code, Error, Fault, MemoryKind, Plugin};
 use crate::build::{self, Counters};
 use crate::wire::{Memory, connect, post};
 
-fn open(name: &str, version: u32, options: &[&str]) -> Plugin {
+pub(crate) fn open(name: &str, version: u32, options: &[&str]) -> Plugin {
     Plugin::open(build::path(&build::plugin(name, version, options))).unwrap()
 }
 
@@ -374,37 +374,4 @@ fn dma_bufs_are_registered_where_the_version_has_them() {
             }
         }
     }
-}
-
-#[test]
-fn flushes_are_made_where_they_are_legal() {
-    for version in [4, 9, 12] {
-        let plugin = open(&format!("flush-{version}"), version, &[]);
-        let (_send, mut recv) = connect(&plugin, 0, 1);
-        let memory = Memory::new(64);
-        let host = memory.register(&mut recv, MemoryKind::Host).unwrap();
-        let cuda = memory.register(&mut recv, MemoryKind::Cuda).unwrap();
-        let flush = recv.flush(&cuda, 0, 64).unwrap().unwrap();
-        assert_eq!(recv.flush(&cuda, 0, 64), Ok(None));
-        assert_eq!(recv.test_flush(flush), Ok(false));
-        assert_eq!(recv.test_flush(flush), Ok(true));
-        assert!(matches!(
-            recv.test_flush(flush),
-            Err(Error::OutOfOrder { .. })
-        ));
-        assert!(recv.flush(&cuda, 0, 64).unwrap().is_some());
-        for error in [recv.flush(&host, 0, 64), recv.flush(&cuda, 0, 0)] {
-            assert!(matches!(
-                error,
-                Err(Error::Unsupported { call: "iflush", .. })
-            ));
-        }
-    }
-    // The plugin aborts the process when an unpack device is flushed.
-    let plugin = open("flush-unpack", 7, &["-DDEVICE_TYPE=1"]);
-    let (_send, mut recv) = connect(&plugin, 0, 1);
-    let memory = Memory::new(64);
-    let cuda = memory.register(&mut recv, MemoryKind::Cuda).unwrap();
-    let error = recv.flush(&cuda, 0, 64).unwrap_err();
-    assert!(matches!(error, Error::Unsupported { call: "iflush", .. }));
 }

@@ -1,12 +1,14 @@
-//! The receiving half of a comm pair.
+//! The receiving half of a comm pair. [`landing`] brings what was received to where it belongs.
+
+mod landing;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tcpx_cuda::Device;
-use tcpx_ncclnet::{RecvComm, Request};
-use tcpx_net::{Cursor, Span};
+use tcpx_ncclnet::{Flush, RecvComm, Request};
+use tcpx_net::Cursor;
 
 use super::memory::{Registry, Slot, Slots};
 use super::outflow::Devices;
@@ -30,6 +32,8 @@ pub(crate) struct Inflow<T> {
     // Before everything that it may use. None once it is closed.
     comm: Option<RecvComm>,
     unpack: Option<Unpack>,
+    /// The plugin writes to devices' memory by itself, and is told to flush it.
+    flushes: bool,
     registry: Registry,
     slots: Slots,
     queues: Queues,
@@ -73,6 +77,7 @@ struct Message {
 
 /// ```text
 ///   Direct ─────────────────────────────────────────────► Landed     written by the plugin
+///   Unflushed ──────────── Flushing ────────────────────► Landed     the same, to a device's memory
 ///   InSlot ─────────────── (CPU) ───────────────────────► Landed
 ///          ─────────────── Scattering ──────────────────► Landed     to a device
 ///   Bounced ── (CPU) or Unpacking ──────────────────────► Landed     from bounce pages to where they belong
@@ -80,6 +85,8 @@ struct Message {
 /// ```
 enum State {
     Direct,
+    Unflushed,
+    Flushing(Flush),
     InSlot(Slot),
     Bounced,
     /// To a slot, by the device that the bounce pages are on.
@@ -100,6 +107,7 @@ impl<T: Target> Inflow<T> {
         let slots = Slots::new(message_bytes, comm.slots());
         Ok(Self {
             posted: VecDeque::with_capacity(comm.slots()),
+            flushes: unpack.is_none() && comm.can_flush() && comm.slots() > 1,
             comm: Some(comm),
             unpack,
             registry: Registry::new(message_bytes),
@@ -130,7 +138,7 @@ impl<T: Target> Inflow<T> {
                 Some(gpu) => Devices::Only(Arc::clone(gpu)),
                 None => Devices::StandIn(self.standin.clone()),
             },
-            None => Devices::AllBut(self.standin.clone()),
+            None => Devices::All,
         }
     }
 
@@ -148,9 +156,10 @@ impl<T: Target> Inflow<T> {
         !self.frames.is_empty() || !self.posted.is_empty() || self.broken.is_some()
     }
 
-    /// Whether the plugin has receives in hand.
+    /// Whether the plugin has receives or flushes in hand.
     pub(crate) fn is_waiting(&self) -> bool {
-        self.done < self.posted.len()
+        let is_flushing = |message: &Message| matches!(message.state, State::Flushing(_));
+        self.done < self.posted.len() || self.posted.iter().any(is_flushing)
     }
 
     /// Bytes of messages that were received, ever.
@@ -209,7 +218,8 @@ impl<T: Target> Inflow<T> {
             let Some(comm) = &mut self.comm else {
                 return Ok(moved);
             };
-            if comm.in_flight() == comm.slots() {
+            // A receive that is done may keep its request until it is flushed, so one is left for that.
+            if comm.in_flight() + usize::from(self.flushes) >= comm.slots() {
                 return Ok(moved);
             }
             let (tag, at) = (self.next_tag, frame.at);
@@ -217,15 +227,21 @@ impl<T: Target> Inflow<T> {
             let place = frame.then.place();
             let device = place.as_ref().and_then(|place| place.device.cloned());
             let direct = place.and_then(|place| {
-                // What a device's own memory would need beyond this is a flush.
-                let is_host = place.device.is_none() && self.unpack.is_none();
-                let span = at.rest(place.spans).next().filter(|_| is_host)?;
+                let reaches = match place.device {
+                    Some(_) => self.flushes,
+                    None => self.unpack.is_none(),
+                };
+                let span = at.rest(place.spans).next().filter(|_| reaches)?;
                 self.registry.find(comm, &place, span.slice(0, len)?)
             });
             let (request, state) = if let Some(unpack) = &self.unpack {
                 (comm.irecv(unpack.landing(), 0, len, tag)?, State::Bounced)
             } else if let Some((handle, offset)) = direct {
-                (comm.irecv(handle, offset, len, tag)?, State::Direct)
+                let state = match device {
+                    Some(_) => State::Unflushed,
+                    None => State::Direct,
+                };
+                (comm.irecv(handle, offset, len, tag)?, state)
             } else {
                 let Some(slot) = self.slots.take(comm, device.as_ref())? else {
                     return Ok(moved);
@@ -283,168 +299,6 @@ impl<T: Target> Inflow<T> {
         Ok(moved)
     }
 
-    /// Goes on with messages that are done. Says whether anything has moved.
-    fn land(&mut self) -> Result<bool, Error> {
-        for index in 0..self.done {
-            self.advance(index)?;
-        }
-        self.consume()
-    }
-
-    /// Consumes the messages that have landed, in order.
-    fn consume(&mut self) -> Result<bool, Error> {
-        let mut moved = false;
-        while self.done > 0 {
-            let Some(Message {
-                request,
-                state: State::Landed,
-                ..
-            }) = self.posted.front()
-            else {
-                break;
-            };
-            let Some(comm) = &mut self.comm else { break };
-            comm.consume(*request)?;
-            self.posted.pop_front();
-            self.done -= 1;
-            moved = true;
-        }
-        Ok(moved)
-    }
-
-    /// Brings a message that is done nearer to where it belongs.
-    fn advance(&mut self, index: usize) -> Result<(), Error> {
-        let message = &mut self.posted[index];
-        if let State::Landed = message.state {
-            return Ok(());
-        }
-        let frame = &mut self.frames[(message.frame - self.over) as usize];
-        loop {
-            let state = std::mem::replace(&mut message.state, State::Landed);
-            message.state = match state {
-                State::Landed => return Ok(()),
-                State::Direct => State::Landed,
-                State::Gathering(copy, slot) => match self.queues.is_done(copy) {
-                    Ok(true) => State::InSlot(slot),
-                    Ok(false) => {
-                        message.state = State::Gathering(copy, slot);
-                        return Ok(());
-                    }
-                    Err(error) => return Err(error),
-                },
-                State::Scattering(copy, slot) => match self.queues.is_done(copy) {
-                    Ok(false) => {
-                        message.state = State::Scattering(copy, slot);
-                        return Ok(());
-                    }
-                    ended => {
-                        frame.failed = frame.failed.take().or(ended.err());
-                        self.slots.give(slot);
-                        State::Landed
-                    }
-                },
-                State::Unpacking(copy) => match self.queues.is_done(copy) {
-                    Ok(false) => {
-                        message.state = State::Unpacking(copy);
-                        return Ok(());
-                    }
-                    ended => {
-                        frame.failed = frame.failed.take().or(ended.err());
-                        State::Landed
-                    }
-                },
-                State::InSlot(slot) => {
-                    let from = slot.span(message.len);
-                    match frame.then.place() {
-                        Some(Place {
-                            spans,
-                            device: Some(device),
-                            ..
-                        }) => {
-                            let device = device.as_ref();
-                            match self.queues.scatter_at(device, spans, message.at, from) {
-                                Ok(copy) => State::Scattering(copy, slot),
-                                Err(error) => {
-                                    frame.failed.get_or_insert(error);
-                                    self.slots.give(slot);
-                                    State::Landed
-                                }
-                            }
-                        }
-                        Some(Place { spans, .. }) => {
-                            scatter(&[from], spans, message.at);
-                            self.slots.give(slot);
-                            State::Landed
-                        }
-                        None => {
-                            self.slots.give(slot);
-                            State::Landed
-                        }
-                    }
-                }
-                State::Bounced => {
-                    let Some(unpack) = &mut self.unpack else {
-                        return Ok(());
-                    };
-                    unpack.ring.find(message.request.number(), message.len)?;
-                    let near = unpack.device.as_ref().or(self.standin.as_ref());
-                    let place = frame.then.place();
-                    match (place.and_then(|place| place.device), near) {
-                        _ if place.is_none() => State::Landed,
-                        (Some(device), Some(near)) if device.is_same(near.as_ref()) => {
-                            let (base, from) = (unpack.ring.base(), unpack.ring.spans());
-                            let to = (place.map_or(&[][..], |p| p.spans), message.at);
-                            match self.queues.unpack(device.as_ref(), base, from, to) {
-                                Ok(copy) => State::Unpacking(copy),
-                                Err(error) => {
-                                    frame.failed.get_or_insert(error);
-                                    State::Landed
-                                }
-                            }
-                        }
-                        (None, _) if unpack.device.is_none() => {
-                            scatter(
-                                unpack.ring.spans(),
-                                place.map_or(&[], |p| p.spans),
-                                message.at,
-                            );
-                            State::Landed
-                        }
-                        (device, _) => {
-                            let Some(comm) = &mut self.comm else {
-                                return Ok(());
-                            };
-                            let pinned = device.or(unpack.device.as_ref());
-                            let Some(slot) = self.slots.take(comm, pinned)? else {
-                                message.state = State::Bounced;
-                                return Ok(());
-                            };
-                            let to = slot.span(message.len);
-                            match &unpack.device {
-                                None => {
-                                    scatter(unpack.ring.spans(), &[to], Cursor::default());
-                                    State::InSlot(slot)
-                                }
-                                Some(gpu) => {
-                                    let (gpu, from) = (gpu.as_ref(), unpack.ring.spans());
-                                    let start = Cursor::default();
-                                    State::Gathering(
-                                        self.queues.gather_at(gpu, from, start, to)?,
-                                        slot,
-                                    )
-                                }
-                            }
-                        }
-                    }
-                }
-            };
-            if let State::Landed = message.state {
-                frame.outstanding -= 1;
-                return Ok(());
-            }
-        }
-    }
-
     /// Stops using memory that must be let go: what is being received into it is waited for. If that takes too long the comm
     /// is closed, and the error ends the connection.
     pub(crate) fn let_go(&mut self) -> Result<(), Error> {
@@ -466,7 +320,11 @@ impl<T: Target> Inflow<T> {
             let is_used = |message: &Message| {
                 let touches = matches!(
                     message.state,
-                    State::Direct | State::Scattering(..) | State::Unpacking(_)
+                    State::Direct
+                        | State::Unflushed
+                        | State::Flushing(_)
+                        | State::Scattering(..)
+                        | State::Unpacking(_)
                 );
                 touches
                     && frames
@@ -504,47 +362,5 @@ impl<T: Target> Inflow<T> {
         self.broken.get_or_insert_with(|| Broken::new(error));
         self.posted.clear();
         self.done = 0;
-    }
-}
-
-/// Copies `from`, back to back, to where `at` stands in `to`.
-fn scatter(from: &[Span], to: &[Span], mut at: Cursor) {
-    for span in from {
-        let mut copied = 0;
-        while copied < span.len() {
-            let Some(room) = at.rest(to).next() else {
-                return;
-            };
-            let Some(left) = span.slice(copied, span.len() - copied) else {
-                return;
-            };
-            let count = room.copy_span(left);
-            at.advance(to, count);
-            copied += count;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn scattering_goes_on_where_the_cursor_stands() {
-        let (mut source, mut target) = ((0..60).collect::<Vec<u8>>(), vec![0xff; 100]);
-        // SAFETY: both live to the end of the test, which looks at them afterwards only.
-        let span = |memory: &mut Vec<u8>| unsafe { Span::new(memory.as_mut_ptr(), memory.len()) };
-        let (from, to) = (span(&mut source), span(&mut target));
-        let from = [(0, 7), (20, 30)].map(|(at, len)| from.slice(at, len).unwrap());
-        let to = [(50, 10), (0, 10), (70, 25)].map(|(at, len)| to.slice(at, len).unwrap());
-        let mut at = Cursor::default();
-        at.advance(&to, 6);
-        scatter(&from, &to, at);
-        let mut expected = vec![0xff; 100];
-        expected[56..60].copy_from_slice(&[0, 1, 2, 3]);
-        expected[..3].copy_from_slice(&[4, 5, 6]);
-        expected[3..10].copy_from_slice(&(20..27).collect::<Vec<_>>());
-        expected[70..93].copy_from_slice(&(27..50).collect::<Vec<_>>());
-        assert_eq!(target, expected);
     }
 }

@@ -125,9 +125,17 @@ fn register<D: Direction>(
         .ok()
 }
 
-/// Memory of the engine's own, cut into as many pieces as a comm has requests. Made when it is first needed.
+/// Slots that the CPU fills and empties, on each comm: what it has just written must still be in its cache when it is
+/// read, so all of them together are well below the size of that.
+const HOST_SLOTS_BYTES: usize = 1 << 20;
+
+/// One is filled or emptied while the plugin has the others.
+const MIN_HOST_SLOTS: usize = 4;
+
+/// Memory of the engine's own, cut into pieces for messages. Made when it is first needed.
 pub(super) struct Slots {
     slot_bytes: usize,
+    /// Where a device copies: as many as the comm has requests. Where the CPU does, fewer.
     count: usize,
     /// For host memory, and for devices.
     slabs: [Option<Slab>; 2],
@@ -175,14 +183,20 @@ impl Slots {
     ) -> Result<Option<Slot>, Error> {
         let which = usize::from(device.is_some());
         if self.slabs[which].is_none() {
-            let bytes = self.slot_bytes * self.count;
+            let count = match device {
+                Some(_) => self.count,
+                None => (HOST_SLOTS_BYTES / self.slot_bytes)
+                    .max(MIN_HOST_SLOTS)
+                    .min(self.count),
+            };
+            let bytes = self.slot_bytes * count;
             let memory = match device {
                 Some(device) => device.pin(bytes)?,
                 None => StandIn::new(0).pin(bytes)?,
             };
             // SAFETY: the slots are dropped after the comm that they are used with.
             let handle = unsafe { comm.register(memory.address(), bytes, MemoryKind::Host) }?;
-            let free = (0..self.count).rev().collect();
+            let free = (0..count).rev().collect();
             self.slabs[which] = Some(Slab {
                 memory,
                 handle,

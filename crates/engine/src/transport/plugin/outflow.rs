@@ -53,8 +53,7 @@ pub(super) enum Devices {
     StandIn(Option<Arc<dyn Device>>),
     /// This GPU.
     Only(Arc<dyn Device>),
-    /// Any GPU, but no stand-in.
-    AllBut(Option<Arc<dyn Device>>),
+    All,
 }
 
 impl Devices {
@@ -64,7 +63,7 @@ impl Devices {
             Self::None => false,
             Self::StandIn(standin) => standin.as_ref().is_some_and(is),
             Self::Only(gpu) => is(gpu),
-            Self::AllBut(standin) => !standin.as_ref().is_some_and(is),
+            Self::All => true,
         }
     }
 }
@@ -499,10 +498,6 @@ mod tests {
             (true, false)
         );
         assert_eq!(takes(Devices::Only(Arc::clone(&other))), (false, true));
-        assert_eq!(
-            takes(Devices::AllBut(Some(Arc::clone(&one)))),
-            (false, true)
-        );
-        assert_eq!(takes(Devices::AllBut(None)), (true, true));
+        assert_eq!(takes(Devices::All), (true, true));
     }
 }

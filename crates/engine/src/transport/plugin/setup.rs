@@ -23,8 +23,10 @@ use tcpx_proto::frame::{HEADER_BYTES, Header, Kind, MAX_TEXT_BYTES};
 use super::{Inflow, Net, Outflow, Source, Target};
 use crate::error::Error;
 
-/// How often a plugin is asked whether a connection has come about.
-const LOOK: Duration = Duration::from_millis(1);
+/// How soon a plugin is asked again whether a connection has come about, at first and in the end. There is a thread for each
+/// lane, and the threads of many peers' lanes must leave the cores to those that move bytes.
+const FIRST_LOOK: Duration = Duration::from_millis(1);
+const LAST_LOOK: Duration = Duration::from_millis(50);
 
 /// No plugin has a reason for smaller messages.
 const MIN_MESSAGE_BYTES: usize = 4096;
@@ -59,6 +61,11 @@ impl Comms {
     }
 }
 
+/// Waits a little: the longer, the longer it has been since `start`.
+fn pause(start: Instant) {
+    std::thread::sleep((start.elapsed() / 8).clamp(FIRST_LOOK, LAST_LOOK));
+}
+
 /// Makes the comms of all lanes. Blocks: for a thread of its own. The error is for people.
 pub(crate) fn set_up(
     net: &Arc<Net>,
@@ -67,16 +74,18 @@ pub(crate) fn set_up(
     is_cancelled: impl Fn() -> bool,
 ) -> Result<Vec<Comms>, String> {
     let given_up = Arc::new(AtomicBool::new(false));
-    let check = || {
+    let start = Instant::now();
+    let wait = || {
         if is_cancelled() {
             Err("the session is closing".to_owned())
         } else if Instant::now() >= deadline {
             Err("the plugin's connections did not come about in time (TCPX_CONNECT_TIMEOUT)".into())
         } else {
+            pause(start);
             Ok(())
         }
     };
-    let result = connect_all(net, lanes, &given_up, &check);
+    let result = connect_all(net, lanes, &given_up, &wait);
     given_up.store(true, Ordering::Relaxed);
     if let Err(reason) = &result {
         say_goodbye(lanes, reason);
@@ -88,7 +97,7 @@ fn connect_all(
     net: &Arc<Net>,
     lanes: &mut [RawLane],
     given_up: &Arc<AtomicBool>,
-    check: &impl Fn() -> Result<(), String>,
+    wait: &impl Fn() -> Result<(), String>,
 ) -> Result<Vec<Comms>, String> {
     let mut accepting = Vec::new();
     for (index, lane) in lanes.iter().enumerate() {
@@ -106,7 +115,7 @@ fn connect_all(
     }
     let mut attempts = Vec::new();
     for (index, lane) in lanes.iter_mut().enumerate() {
-        let payload = lane.read_frame(check)?;
+        let payload = lane.read_frame(wait)?;
         let setup = Setup::decode(&payload).map_err(|e| e.to_string())?;
         if setup.plugin != net.plugin.name() {
             return Err(format!(
@@ -142,14 +151,13 @@ fn connect_all(
             // A peer that has given up says why.
             lane.look()?;
         }
-        check()?;
-        std::thread::sleep(LOOK);
+        wait()?;
     }
     for lane in lanes.iter() {
         send_frame(&lane.stream, Kind::Comm, &[])?;
     }
     for lane in lanes {
-        if !lane.read_frame(check)?.is_empty() {
+        if !lane.read_frame(wait)?.is_empty() {
             return Err("the peer set its comms up twice".into());
         }
     }
@@ -197,6 +205,7 @@ fn accept(
     given_up: Arc<AtomicBool>,
 ) -> Result<mpsc::Receiver<Result<RecvComm, String>>, String> {
     let (outcome, accepted) = mpsc::channel();
+    let start = Instant::now();
     let accept = move || {
         while !given_up.load(Ordering::Relaxed) {
             if let Poll::Ready(comm) = listener.accept() {
@@ -204,7 +213,7 @@ fn accept(
                 let _ = outcome.send(comm.map_err(|e| e.to_string()));
                 return;
             }
-            std::thread::sleep(LOOK);
+            pause(start);
         }
     };
     let thread = std::thread::Builder::new().name("tcpx-accept".into());
@@ -240,13 +249,12 @@ fn say_goodbye(lanes: &[RawLane], reason: &str) {
 
 impl RawLane {
     /// The payload of the next frame, which sets comms up; never reads past it.
-    fn read_frame(&mut self, check: &impl Fn() -> Result<(), String>) -> Result<Vec<u8>, String> {
+    fn read_frame(&mut self, wait: &impl Fn() -> Result<(), String>) -> Result<Vec<u8>, String> {
         loop {
             if let Some(payload) = self.next_frame()? {
                 return Ok(payload);
             }
-            check()?;
-            std::thread::sleep(LOOK);
+            wait()?;
         }
     }
 

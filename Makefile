@@ -41,8 +41,10 @@ $(DIST)/bin/tcpx: need-cargo
 	@mkdir -p $(@D)
 	@cp target/release/tcpx $@
 
+# Without the Rust library, which tests alone use: its object code would be built beside what the command's link time
+# optimisation uses, for every dependency.
 $(DIST)/lib/libtcpx_p2p.a: need-cargo
-	$(CARGO) build --release --locked --package tcpx-capi
+	$(CARGO) rustc --release --locked --package tcpx-capi --lib --crate-type cdylib,staticlib
 	@crates/capi/install.sh target/release $(DIST)
 
 $(DIST)/nixl/libplugin_TCPX.so: $(DIST)/lib/libtcpx_p2p.a

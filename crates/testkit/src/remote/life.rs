@@ -1,0 +1,112 @@
+//! The life of the second process: asleep, stopped, ended.
+
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{RemoteProcess, lock};
+use crate::protocol::Command;
+use crate::story::wait_until;
+
+impl RemoteProcess {
+    /// Its application does nothing at all from now on, not even listen to commands.
+    ///
+    /// # Panics
+    /// When it is asleep already.
+    pub fn fall_asleep(&self) {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let file = format!("tcpx-testkit-{}-{number}.wake", std::process::id());
+        let file = std::env::temp_dir().join(file);
+        // Left behind by an earlier process with the same number, perhaps.
+        let _ = std::fs::remove_file(&file);
+        let before = lock(&self.alarm).replace(file.clone());
+        assert!(before.is_none(), "asleep already");
+        self.expect(Command::SleepUntil { file })
+    }
+
+    /// Ends what [`RemoteProcess::fall_asleep`] began.
+    ///
+    /// # Panics
+    /// When it is awake.
+    pub fn wake_up(&self) {
+        let file = lock(&self.alarm).take().expect("asleep");
+        std::fs::write(&file, []).expect("a file in the temporary directory");
+        // Once this is answered it has seen the file.
+        self.expect::<()>(Command::Nothing);
+        let _ = std::fs::remove_file(file);
+    }
+
+    /// How many files and sockets it has open.
+    #[must_use]
+    pub fn open_files(&self) -> usize {
+        let files = format!("/proc/{}/fd", self.pid().as_raw_nonzero());
+        std::fs::read_dir(files).map_or(0, Iterator::count)
+    }
+
+    /// Kills it, as `kill -9` does.
+    pub fn kill(&self) {
+        self.signal(Signal::KILL);
+        self.ended();
+    }
+
+    /// Makes it call `abort()`.
+    pub fn crash(&self) {
+        drop(self.begin::<()>(Command::Crash));
+        self.ended();
+    }
+
+    /// Makes it exit with everything open.
+    pub fn exit(&self) {
+        self.expect::<()>(Command::Exit);
+        self.ended();
+    }
+
+    /// Stops all its threads; returns once they have stopped.
+    pub fn freeze(&self) {
+        self.signal(Signal::STOP);
+        let tasks = format!("/proc/{}/task", self.pid().as_raw_nonzero());
+        wait_until("every thread has stopped", || {
+            let Ok(tasks) = std::fs::read_dir(&tasks) else {
+                return true;
+            };
+            tasks.flatten().all(|task| {
+                let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+                // The name is in parentheses and may hold anything; the state follows.
+                stat.rsplit(") ").next().is_none_or(|s| s.starts_with('T'))
+            })
+        });
+    }
+
+    /// Lets it go on after [`RemoteProcess::freeze`].
+    pub fn thaw(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&lock(&self.child))
+    }
+
+    fn signal(&self, signal: Signal) {
+        // It may be gone.
+        let _ = kill_process(self.pid(), signal);
+    }
+
+    fn ended(&self) {
+        wait_until("the process has ended", || {
+            lock(&self.child).try_wait().is_ok_and(|s| s.is_some())
+        });
+    }
+}
+
+impl Drop for RemoteProcess {
+    fn drop(&mut self) {
+        let child = self.child.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let _ = child.kill();
+        let _ = child.wait();
+        if let Some(file) = lock(&self.alarm).take() {
+            let _ = std::fs::remove_file(file);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Memory of the second process.
+
+use tcpx::RemoteRegion;
+
+use super::{Pending, RemoteProcess};
+use crate::pattern::{Content, Expected, Mismatch, REMOTE_POISON};
+use crate::protocol::{Command, Hex, Registered};
+
+/// Registered memory of a [`RemoteProcess`].
+#[derive(Clone, Debug)]
+pub struct RemoteMemory {
+    memory: u64,
+    region: u64,
+    /// What others need to address it.
+    pub descriptor: RemoteRegion,
+    /// Bytes in it.
+    pub len: usize,
+}
+
+impl RemoteMemory {
+    /// Names the memory in a [`Command`].
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.memory
+    }
+
+    /// Names its registration in a [`Command`].
+    #[must_use]
+    pub fn region_id(&self) -> u64 {
+        self.region
+    }
+
+    /// From the answer to a [`Command`] that registered `len` bytes.
+    ///
+    /// # Panics
+    /// When its descriptor is none.
+    #[must_use]
+    pub fn new(registered: Registered, len: usize) -> Self {
+        let descriptor =
+            RemoteRegion::from_bytes(&registered.descriptor).expect("the engine made it");
+        Self {
+            memory: registered.memory,
+            region: registered.region,
+            descriptor,
+            len,
+        }
+    }
+}
+
+impl RemoteProcess {
+    /// Allocates and registers memory in it.
+    pub fn memory(&self, len: usize) -> RemoteMemory {
+        let registered: Registered = self.expect(Command::Allocate { len });
+        RemoteMemory::new(registered, len)
+    }
+
+    /// Registers a part of its memory.
+    pub fn register(&self, memory: &RemoteMemory, offset: usize, len: usize) -> RemoteMemory {
+        let memory = memory.memory;
+        let registered: Registered = self.expect(Command::Register {
+            memory,
+            offset,
+            len,
+        });
+        RemoteMemory::new(registered, len)
+    }
+
+    /// Deregisters it; the memory stays.
+    pub fn deregister(&self, memory: &RemoteMemory) {
+        let region = memory.region;
+        self.expect(Command::Deregister { region })
+    }
+
+    /// Fills all of it.
+    pub fn fill(&self, memory: &RemoteMemory, content: Content) {
+        self.begin_fill(memory, content).get();
+    }
+
+    /// As [`RemoteProcess::fill`], without waiting.
+    pub fn begin_fill(&self, memory: &RemoteMemory, content: Content) -> Pending<'_, ()> {
+        self.begin(Command::Put {
+            memory: memory.memory,
+            offset: 0,
+            len: memory.len,
+            content,
+        })
+    }
+
+    /// Fills all of it with what nobody writes.
+    pub fn poison(&self, memory: &RemoteMemory) {
+        self.fill(memory, Content::Byte(REMOTE_POISON));
+    }
+
+    /// Writes these bytes to its start.
+    pub fn set_bytes(&self, memory: &RemoteMemory, bytes: &[u8]) {
+        let (memory, offset, bytes) = (memory.memory, 0, bytes.to_vec());
+        self.expect(Command::SetBytes {
+            memory,
+            offset,
+            bytes,
+        })
+    }
+
+    /// All of its bytes.
+    pub fn bytes(&self, memory: &RemoteMemory) -> Vec<u8> {
+        let (memory, offset, len) = (memory.memory, 0, memory.len);
+        let Hex(bytes) = self.expect(Command::Bytes {
+            memory,
+            offset,
+            len,
+        });
+        bytes
+    }
+
+    /// Compares all of it.
+    ///
+    /// # Panics
+    /// When a byte is not as expected.
+    #[track_caller]
+    pub fn check(&self, memory: &RemoteMemory, expected: &Expected) {
+        self.begin_check(memory, expected).verify();
+    }
+
+    /// As [`RemoteProcess::check`], without waiting: [`Pending::verify`] does.
+    pub fn begin_check(
+        &self,
+        memory: &RemoteMemory,
+        expected: &Expected,
+    ) -> Pending<'_, Option<Mismatch>> {
+        let (memory, expected) = (memory.memory, expected.clone());
+        self.begin(Command::Check { memory, expected })
+    }
+}

@@ -1,0 +1,11 @@
+//! The stories of two or more processes, one file for each theme, in one program: it is linked once, and stories that wait
+//! for something leave the processor to others.
+
+mod closing;
+mod connect;
+mod failure;
+mod network;
+mod notify;
+mod tagged;
+mod transfer;
+mod trust;

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tcpx_net::{Event, Poller, Stream, Waker};
 
+use crate::config::TransportKind;
 use crate::core::Core;
 use crate::transport::tcp::{Connection, Drive, Lane};
 
@@ -22,6 +23,10 @@ const WATCH: Duration = Duration::from_millis(1);
 /// How soon a worker looks again for the end of a device's copies, or at a plugin, once it no longer spins: nothing
 /// would wake it.
 const STAGING_LOOK: Duration = Duration::from_micros(50);
+
+/// How long a worker looks at a plugin that has messages in hand, where that is longer than it would spin: many move
+/// bytes only when they are asked whether they have.
+const PLUGIN_SPIN: Duration = Duration::from_micros(500);
 
 /// Fruitless looks in a row after which whoever looks gives way once. Few: on a small machine the one that has
 /// to move next is often waiting for this very core, and elsewhere a yield costs less than a look.
@@ -114,6 +119,10 @@ impl Worker {
     /// The thread.
     pub(crate) fn run(&self, core: &Arc<Core>) {
         let spin = core.config.spin();
+        let staging_spin = match core.config.transport() {
+            TransportKind::Tcp => spin,
+            TransportKind::Plugin => spin.max(PLUGIN_SPIN),
+        };
         tcpx_net::sleep_exactly();
         let mut driven: Vec<Active> = Vec::new();
         let mut watched: Vec<Active> = Vec::new();
@@ -157,7 +166,8 @@ impl Worker {
             // A full send buffer empties in steps that are worth a sleep; asking meanwhile only takes
             // the socket's lock from those who empty it. What arrives is worth looking for.
             let full = driven.iter().all(|active| active.lane().is_blocked());
-            if !full && last_progress.elapsed() < spin {
+            let patience = if staging { staging_spin } else { spin };
+            if !full && last_progress.elapsed() < patience {
                 looks += 1;
                 let give_way = match looks {
                     1 => driven.iter().any(|active| active.lane().needs_this_core()),

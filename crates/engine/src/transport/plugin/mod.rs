@@ -43,9 +43,9 @@ use crate::staging::Staging;
 /// Payload up to this size stays in the stream: a message on a comm costs two polls and a slot, and its frame is sent anyway.
 pub(crate) const INLINE_BYTES: usize = 8 << 10;
 
-/// The largest message: what a slot holds, and small enough that a few slots stay in the cache of one core. Larger ones
-/// gain nothing even where no slot is needed.
-const MESSAGE_BYTES: usize = 256 << 10;
+/// The largest message, and what a slot holds. Shorter ones cost more calls; longer ones, once they lie in a slot, have
+/// left the cache before they are sent.
+const MESSAGE_BYTES: usize = 1 << 20;
 
 /// The largest message on an unpack device. GPUDirect-TCPX is run with chunks of 512 KiB; it loses track of bounce
 /// pages when a message has more than one chunk on a socket, and a ring slot holds 2048 fragments.

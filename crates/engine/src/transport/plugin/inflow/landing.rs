@@ -213,7 +213,7 @@ fn scatter(from: &[Span], to: &[Span], mut at: Cursor) {
             let Some(left) = span.slice(copied, span.len() - copied) else {
                 return;
             };
-            let count = room.copy_span(left);
+            let count = room.stream_span(left);
             at.advance(to, count);
             copied += count;
         }

@@ -160,7 +160,7 @@ const SETTINGS: &[Setting] = &[
     Setting {
         key: "chunk_bytes",
         variables: &["TCPX_CHUNK_BYTES", "UCCL_TCPX_CHUNK_BYTES"],
-        help: "The most bytes one lane moves at once. Smaller chunks spread better over lanes, larger ones cost fewer headers.",
+        help: "The most bytes one lane moves at once, and half of the most where GPU memory is involved. Smaller chunks spread better over lanes, larger ones cost fewer headers.",
         expected: "bytes from 16K to 256M, such as 1048576, 512K or 4M",
         parse: |c, v| bytes(v, MIN_CHUNK_BYTES, 256 << 20).map(|n| c.chunk_bytes = n),
         show: |c| c.chunk_bytes.to_string(),

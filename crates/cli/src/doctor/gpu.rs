@@ -175,8 +175,8 @@ mod tests {
         assert_eq!(fine.level, Level::Ok);
         assert_eq!(
             fine.found,
-            "staging_bytes is 256 MiB; a busy peer takes 8 lanes × 8 slots of 1 MiB = 64 MiB: \
-             enough for 4 peers at once"
+            "staging_bytes is 256 MiB; a busy peer takes 8 lanes × 6 slots of 2 MiB = 96 MiB: \
+             enough for 2 peers at once"
         );
         let short = staging(&config(&[("lanes", "8"), ("staging_bytes", "32M")]));
         assert_eq!(short.level, Level::Warn);

@@ -355,6 +355,7 @@ impl Lane {
                 .tx
                 .try_lock()
                 .is_none_or(|tx| !tx.is_idle() || tx.is_staging())
-            || self.rx.try_lock().is_some_and(|rx| rx.left() > 0)
+            // Whoever is receiving may be about to find something that has to be watched.
+            || self.rx.try_lock().is_none_or(|rx| rx.left() > 0)
     }
 }

@@ -125,11 +125,11 @@ fn register<D: Direction>(
         .ok()
 }
 
-/// Slots that the CPU fills and empties, on each comm: what it has just written must still be in its cache when it is
-/// read, so all of them together are well below the size of that.
+/// What the slots that the CPU fills and empties have together, on each comm: as little as possible, since what it has just
+/// written should still be in its cache when it is read.
 const HOST_SLOTS_BYTES: usize = 1 << 20;
 
-/// One is filled or emptied while the plugin has the others.
+/// So many there are of messages of any length: one is filled or emptied while the plugin has the others.
 const MIN_HOST_SLOTS: usize = 4;
 
 /// Memory of the engine's own, cut into pieces for messages. Made when it is first needed.

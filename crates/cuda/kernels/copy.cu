@@ -8,8 +8,9 @@
 #define WARP 32
 // Loads that a thread has on the way at once: eight of 16 bytes in 32 lanes are 4 KiB, a common block.
 #define DEPTH 8
-#define INLINE_ITEMS 248
-// Warps of a block of `tcpx_copy_table`: their items, 128 bytes, are one read.
+// Bytes of items that are parameters.
+#define INLINE_BYTES 3968
+// Warps of a block of `tcpx_copy_table`: it reads their items, a line or two, at once.
 #define TABLE_WARPS 8
 
 typedef unsigned char u8;
@@ -19,14 +20,29 @@ typedef unsigned long long u64;
 
 // One range, as `Item` of src/table.rs: where from in the low 48 bits of x, the length in its high 16, where to in y.
 typedef ulonglong2 item;
+// One range of a list whose ranges all have the same length, as `Pair` of src/table.rs: where from in x, where to in y,
+// in steps.
+typedef int2 pair;
+#define STEP 16
 
 struct inline_items {
-  item at[INLINE_ITEMS];
+  ulonglong2 at[INLINE_BYTES / 16];
 };
 
-// The bytes are read and written once: they should not drive others out of the cache.
-template <typename T> __device__ __forceinline__ T load(const T *from) { return __ldcs(from); }
-template <typename T> __device__ __forceinline__ void store(T *to, T value) { __stcs(to, value); }
+struct range {
+  u64 from, to;
+  u32 len;
+};
+
+// Range `i` of a list: of pairs if their length `all` is given, else of items.
+__device__ __forceinline__ range range_of(const void *items, u32 i, u64 from, u64 to, u32 all) {
+  if (all) {
+    pair work = ((const pair *)items)[i];
+    return {from + (long long)work.x * STEP, to + (long long)work.y * STEP, all};
+  }
+  item work = ((const item *)items)[i];
+  return {from + (work.x & 0xffffffffffffull), to + work.y, (u32)(work.x >> 48)};
+}
 
 // Copies `count` values of one width, aligned on both sides.
 template <typename T> __device__ __forceinline__ void copy_wide(u64 from, u64 to, u32 count, u32 lane) {
@@ -37,27 +53,27 @@ template <typename T> __device__ __forceinline__ void copy_wide(u64 from, u64 to
 #pragma unroll
     for (u32 k = 0; k < DEPTH; k++) {
       u32 i = first + k * WARP;
-      if (i < count) held[k] = load(source + i);
+      if (i < count) held[k] = source[i];
     }
 #pragma unroll
     for (u32 k = 0; k < DEPTH; k++) {
       u32 i = first + k * WARP;
-      if (i < count) store(target + i, held[k]);
+      if (i < count) target[i] = held[k];
     }
   }
 }
 
-// Copies one piece of an item with the widest accesses that both sides allow. What lies before the first and after the
+// Copies one piece of a range with the widest accesses that both sides allow. What lies before the first and after the
 // last aligned value, less than 16 bytes each, goes byte by byte: the head by the lower half of the warp, the tail by
 // the upper half.
-__device__ __forceinline__ void copy_piece(item work, u64 from, u64 to, u32 piece, u32 lane) {
-  u32 len = (u32)(work.x >> 48);
+__device__ __forceinline__ void copy_piece(range work, u32 piece, u32 lane) {
+  u32 len = work.len;
   u32 start = blockIdx.y * piece;
   if (start >= len) return;
   len -= start;
   if (len > piece) len = piece;
-  from += (work.x & 0xffffffffffffull) + start;
-  to += work.y + start;
+  u64 from = work.from + start;
+  u64 to = work.to + start;
 
   // The lowest bit in which the sides differ, at most 16.
   u32 differ = (u32)(from ^ to) | 16;
@@ -69,7 +85,7 @@ __device__ __forceinline__ void copy_piece(item work, u64 from, u64 to, u32 piec
 
   u32 edge = lane < 16 ? lane : lane - 16;
   u32 offset = lane < 16 ? edge : head + body + edge;
-  if (edge < (lane < 16 ? head : tail)) store((u8 *)to + offset, load((const u8 *)from + offset));
+  if (edge < (lane < 16 ? head : tail)) ((u8 *)to)[offset] = ((const u8 *)from)[offset];
 
   from += head;
   to += head;
@@ -83,19 +99,20 @@ __device__ __forceinline__ void copy_piece(item work, u64 from, u64 to, u32 piec
 }
 
 // Few items: they are parameters, which a launch brings along.
-extern "C" __global__ void tcpx_copy_inline(const inline_items items, u32 count, u64 from, u64 to, u32 piece) {
+extern "C" __global__ void tcpx_copy_inline(const inline_items items, u32 count, u64 from, u64 to, u32 all, u32 piece) {
   u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
-  if (warp < count) copy_piece(items.at[warp], from, to, piece, threadIdx.x % WARP);
+  if (warp < count) copy_piece(range_of(&items, warp, from, to, all), piece, threadIdx.x % WARP);
 }
 
 // Many items: they are in host memory, and a block reads those of all its warps at once. That is faster than to have
 // them copied to the device first.
 extern "C" __global__ void __launch_bounds__(TABLE_WARPS *WARP)
-    tcpx_copy_table(const item *items, u32 count, u64 from, u64 to, u32 piece) {
-  __shared__ item mine[TABLE_WARPS];
+    tcpx_copy_table(const void *items, u32 count, u64 from, u64 to, u32 all, u32 piece) {
+  __shared__ range mine[TABLE_WARPS];
   u32 first = blockIdx.x * TABLE_WARPS;
   u32 warp = threadIdx.x / WARP;
-  if (threadIdx.x < TABLE_WARPS && first + threadIdx.x < count) mine[threadIdx.x] = items[first + threadIdx.x];
+  if (threadIdx.x < TABLE_WARPS && first + threadIdx.x < count)
+    mine[threadIdx.x] = range_of(items, first + threadIdx.x, from, to, all);
   __syncthreads();
-  if (first + warp < count) copy_piece(mine[warp], from, to, piece, threadIdx.x % WARP);
+  if (first + warp < count) copy_piece(mine[warp], piece, threadIdx.x % WARP);
 }

@@ -48,16 +48,17 @@ pub struct Range {
     pub len: usize,
 }
 
-/// One piece of [`Queue::unpack`]: offsets from two base addresses.
+/// One piece of [`Queue::unpack`]: offsets from two base addresses, in 16 bytes, as plugins describe what
+/// they received.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
     /// Where from, relative to the base of the source.
-    pub from: u64,
+    pub from: u32,
+    /// How many bytes.
+    pub len: u32,
     /// Where to, relative to the base of the target.
     pub to: u64,
-    /// How many bytes.
-    pub len: u64,
 }
 
 /// Names one copy of a queue; later copies have greater tickets.

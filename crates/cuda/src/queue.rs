@@ -13,7 +13,8 @@ use crate::ring::Ring;
 use crate::stream::Stream;
 use crate::sys;
 use crate::table::{
-    Dense, Filled, Item, List, Ranges, Side, Sources, Targets, Walk, measure, pack,
+    Alike, Dense, Filled, Item, List, Pair, Ranges, Side, Sources, Targets, Walk, measure, pack,
+    pair_up,
 };
 use crate::{Device, Entry, Path, Queue, Range, Ticket, give_way};
 
@@ -22,7 +23,7 @@ const ENGINE_MOST_RANGES: usize = 2;
 /// So do ranges of this average length: the engine is at full speed with them.
 const ENGINE_LEAST_AVERAGE: u64 = 256 << 10;
 
-/// Items that fit a launch's parameters, of which there can be 4 KiB.
+/// Items that fit a launch's parameters, of which there can be 4 KiB; or twice as many pairs.
 const INLINE_ITEMS: usize = 248;
 /// Items of one launch. More are several launches.
 const LAUNCH_ITEMS: usize = 64 << 10;
@@ -37,7 +38,7 @@ const PIECE: c_uint = 8 << 10;
 
 /// Threads of a block whose items are parameters. Few, so that a small launch spreads over the device.
 const INLINE_BLOCK: c_uint = 64;
-/// Threads of a block whose items are in memory: it reads the items of its eight warps, one line, at once.
+/// Threads of a block whose items are in memory: it reads the items of its eight warps at once.
 const TABLE_BLOCK: c_uint = 256;
 const WARP: c_uint = 32;
 
@@ -87,6 +88,22 @@ impl Bases {
 enum Items {
     Inline,
     Table { start: usize },
+}
+
+/// How the items of a launch are written.
+enum Form {
+    Items,
+    Pairs(Alike),
+}
+
+impl Form {
+    /// The room for `count` of them, in items.
+    fn room(&self, count: usize) -> usize {
+        match self {
+            Self::Items => count,
+            Self::Pairs(_) => count.div_ceil(2),
+        }
+    }
 }
 
 impl CudaQueue {
@@ -214,16 +231,38 @@ impl CudaQueue {
         }
         let context = Arc::clone(&self.context);
         let _scope = context.enter()?;
-        let place = self.room(count)?;
-        let filled = match pack(from, to, self.items(&place, count)) {
-            Some(filled) if self.path(count, filled.bytes) == Path::Kernel => filled,
-            _ => {
-                self.give_back(&place, count, 0);
-                return Ok(None);
-            }
+        let Some((place, filled, form)) = self.lay_out(from, to, count)? else {
+            return Ok(None);
         };
-        self.launch(&place, filled, bases)?;
+        if self.path(count, filled.bytes) != Path::Kernel {
+            self.give_back(&place, form.room(count), 0);
+            return Ok(None);
+        }
+        self.launch(&place, filled, &form, bases)?;
         self.issue().map(Some)
+    }
+
+    /// Lays a list out as pairs, or else as items, with the room of [`Form::room`]. None if it is neither.
+    fn lay_out<F: Side, T: Side>(
+        &mut self,
+        from: &F,
+        to: &T,
+        count: usize,
+    ) -> Result<Option<(Items, Filled, Form)>, Error> {
+        if F::CAN_PAIR && T::CAN_PAIR {
+            let room = count.div_ceil(2);
+            let place = self.room(room)?;
+            if let Some((filled, alike)) = pair_up(from, to, self.pairs(&place, count)) {
+                return Ok(Some((place, filled, Form::Pairs(alike))));
+            }
+            self.give_back(&place, room, 0);
+        }
+        let place = self.room(count)?;
+        if let Some(filled) = pack(from, to, self.items(&place, count)) {
+            return Ok(Some((place, filled, Form::Items)));
+        }
+        self.give_back(&place, count, 0);
+        Ok(None)
     }
 
     /// Starts the kernel, as often as it takes.
@@ -247,7 +286,7 @@ impl CudaQueue {
             };
             let filled = walk.fill(self.items(&place, reserved));
             self.give_back(&place, reserved, filled.items);
-            self.launch(&place, filled, bases)?;
+            self.launch(&place, filled, &Form::Items, bases)?;
             let ticket = self.issue()?;
             if walk.left() == 0 {
                 return Ok(ticket);
@@ -305,6 +344,13 @@ impl CudaQueue {
         }
     }
 
+    /// The same place, as `count` pairs: two take the room of an item.
+    fn pairs(&mut self, place: &Items, count: usize) -> &mut [Pair] {
+        let items = self.items(place, count.div_ceil(2));
+        // SAFETY: the items' memory is as long, aligned for more, and any bytes are valid for both types.
+        unsafe { std::slice::from_raw_parts_mut(items.as_mut_ptr().cast(), count) }
+    }
+
     /// Gives back the room that was not used.
     fn give_back(&mut self, place: &Items, reserved: usize, used: usize) {
         if matches!(place, Items::Table { .. }) {
@@ -312,7 +358,13 @@ impl CudaQueue {
         }
     }
 
-    fn launch(&mut self, place: &Items, filled: Filled, bases: Bases) -> Result<(), Error> {
+    fn launch(
+        &mut self,
+        place: &Items,
+        filled: Filled,
+        form: &Form,
+        bases: Bases,
+    ) -> Result<(), Error> {
         if filled.bytes == 0 {
             return Ok(());
         }
@@ -326,13 +378,22 @@ impl CudaQueue {
                 (kernels.table, TABLE_BLOCK, (&raw mut table).cast())
             }
         };
-        let (mut count, mut from, mut to) = (filled.items as c_uint, bases.from, bases.to);
+        let mut count = filled.items as c_uint;
+        let (mut from, mut to, mut all) = match form {
+            Form::Items => (bases.from, bases.to, 0),
+            Form::Pairs(alike) => (
+                bases.from.wrapping_add(alike.from),
+                bases.to.wrapping_add(alike.to),
+                alike.len as c_uint,
+            ),
+        };
         let mut piece = PIECE;
-        let mut parameters: [*mut c_void; 5] = [
+        let mut parameters: [*mut c_void; 6] = [
             items,
             (&raw mut count).cast(),
             (&raw mut from).cast(),
             (&raw mut to).cast(),
+            (&raw mut all).cast(),
             (&raw mut piece).cast(),
         ];
         let across = count.div_ceil(block / WARP);

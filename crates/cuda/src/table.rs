@@ -40,6 +40,33 @@ impl Item {
     }
 }
 
+/// Pairs count in steps of this many bytes.
+const STEP: u32 = 16;
+/// A side's places are less than half of this far from its first, in either direction: 64 GiB.
+const REACH: u64 = (STEP as u64) << 32;
+
+/// One range to copy of a list whose ranges are [`Alike`]: half as long as an item, and writing it is what
+/// laying out costs.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Pair(u64);
+
+impl Pair {
+    /// Takes distances in bytes from the first range, wrapped, that are multiples of [`STEP`] within
+    /// [`REACH`].
+    #[inline]
+    fn new(from: u64, to: u64) -> Self {
+        let shift = STEP.trailing_zeros();
+        Self((from >> shift) & 0xffff_ffff | (to >> shift) << 32)
+    }
+
+    #[cfg(test)]
+    fn parts(self) -> (i64, i64) {
+        let distance = |half: u64| i64::from(half as u32 as i32) * i64::from(STEP);
+        (distance(self.0), distance(self.0 >> 32))
+    }
+}
+
 /// What was laid out in a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Filled {
@@ -51,9 +78,22 @@ pub(crate) struct Filled {
     pub(crate) longest: u64,
 }
 
+/// What the ranges of a list of pairs have in common, and where they start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Alike {
+    /// Where the first comes from: the others lie a multiple of 16 bytes before or after it.
+    pub(crate) from: u64,
+    /// Likewise, where it goes to.
+    pub(crate) to: u64,
+    /// How long each is.
+    pub(crate) len: u64,
+}
+
 /// Which side of a list's elements is meant.
 pub(crate) trait View {
-    type Of;
+    type Of: 'static;
+    /// Whether places are worth an attempt at pairs.
+    const CAN_PAIR: bool = true;
     fn start(of: &Self::Of) -> u64;
     fn len(of: &Self::Of) -> u64;
 }
@@ -79,25 +119,29 @@ impl View for Ranges {
 
 impl View for Sources {
     type Of = Entry;
+    /// Reading an entry costs more than writing half an item less.
+    const CAN_PAIR: bool = false;
     #[inline]
     fn start(of: &Entry) -> u64 {
-        of.from
+        u64::from(of.from)
     }
     #[inline]
     fn len(of: &Entry) -> u64 {
-        of.len
+        u64::from(of.len)
     }
 }
 
 impl View for Targets {
     type Of = Entry;
+    /// Reading an entry costs more than writing half an item less.
+    const CAN_PAIR: bool = false;
     #[inline]
     fn start(of: &Entry) -> u64 {
         of.to
     }
     #[inline]
     fn len(of: &Entry) -> u64 {
-        of.len
+        u64::from(of.len)
     }
 }
 
@@ -136,6 +180,8 @@ pub(crate) fn measure<V: View>(list: &[V::Of]) -> Result<Measure, Error> {
 pub(crate) trait Side {
     /// Whether it has no places of its own: it goes on for as long as the other side does.
     const IS_DENSE: bool;
+    /// Whether [`pair_up`] is worth an attempt.
+    const CAN_PAIR: bool;
 
     /// Where the next bytes are, and how many lie there together.
     fn next(&self) -> (u64, u64);
@@ -148,6 +194,13 @@ pub(crate) trait Side {
     fn whole(&self) -> usize;
     /// The start and length of each of the next `count` of these. A dense side gives where it is.
     fn ahead(&self, count: usize) -> impl Iterator<Item = (u64, u64)>;
+
+    /// Some of these, [`BLOCK`] together.
+    type Block: Copy;
+    /// The block that begins with place `first`. A dense side has places of `len`.
+    fn block(&self, first: usize, len: u64) -> Self::Block;
+    /// The start and length of one place of a block.
+    fn of_block(block: Self::Block, i: usize) -> (u64, u64);
     /// Goes on by `count` of these, `bytes` in all.
     fn skip(&mut self, count: usize, bytes: u64);
 }
@@ -171,8 +224,9 @@ impl<'a, V: View> List<'a, V> {
     }
 }
 
-impl<V: View> Side for List<'_, V> {
+impl<'a, V: View> Side for List<'a, V> {
     const IS_DENSE: bool = false;
+    const CAN_PAIR: bool = V::CAN_PAIR;
 
     #[inline]
     fn next(&self) -> (u64, u64) {
@@ -209,6 +263,21 @@ impl<V: View> Side for List<'_, V> {
         places.map(|place| (V::start(place), V::len(place)))
     }
 
+    type Block = &'a [V::Of; BLOCK];
+
+    #[inline(always)]
+    fn block(&self, first: usize, _: u64) -> Self::Block {
+        let (block, _) = self.rest[first..]
+            .split_first_chunk()
+            .expect("asked for places that lie ahead whole");
+        block
+    }
+
+    #[inline(always)]
+    fn of_block(block: Self::Block, i: usize) -> (u64, u64) {
+        (V::start(&block[i]), V::len(&block[i]))
+    }
+
     #[inline]
     fn skip(&mut self, count: usize, _: u64) {
         self.offset = 0;
@@ -226,6 +295,7 @@ pub(crate) struct Dense(pub(crate) u64);
 
 impl Side for Dense {
     const IS_DENSE: bool = true;
+    const CAN_PAIR: bool = true;
 
     #[inline]
     fn next(&self) -> (u64, u64) {
@@ -246,6 +316,20 @@ impl Side for Dense {
     fn ahead(&self, _: usize) -> impl Iterator<Item = (u64, u64)> {
         std::iter::repeat((self.0, u64::MAX))
     }
+
+    /// Where it begins, and how long each place is.
+    type Block = (u64, u64);
+
+    #[inline(always)]
+    fn block(&self, first: usize, len: u64) -> Self::Block {
+        (self.0.wrapping_add((first as u64).wrapping_mul(len)), len)
+    }
+
+    #[inline(always)]
+    fn of_block((start, len): Self::Block, i: usize) -> (u64, u64) {
+        (start.wrapping_add((i as u64).wrapping_mul(len)), len)
+    }
+
     #[inline]
     fn skip(&mut self, _: usize, bytes: u64) {
         self.0 += bytes;
@@ -253,39 +337,55 @@ impl Side for Dense {
 }
 
 /// Lays out one item for each place, as nearly every list allows: without looking at any twice, and
-/// without a branch, half a nanosecond each. None if some place does not allow it (it is too long, differs
-/// in length from its counterpart, or has an address that does not fit): then `items` is of no use.
+/// without a branch. None if some place does not allow it (it is too long, differs in length from its
+/// counterpart, or has an address that does not fit): then `items` is of no use.
 pub(crate) fn pack<F: Side, T: Side>(from: &F, to: &T, items: &mut [Item]) -> Option<Filled> {
-    // Wide vectors halve the time, which is most of what starting a long list costs.
+    with_wide_vectors(
+        #[inline(always)]
+        || pack_items(from, to, items),
+    )
+}
+
+/// Lays out one pair for each place, as most lists allow. None if they are not [`Alike`], too few, too long
+/// or too far apart: then `pairs` is of no use.
+pub(crate) fn pair_up<F: Side, T: Side>(
+    from: &F,
+    to: &T,
+    pairs: &mut [Pair],
+) -> Option<(Filled, Alike)> {
+    with_wide_vectors(
+        #[inline(always)]
+        || pack_pairs(from, to, pairs),
+    )
+}
+
+/// Runs `work`, once it is inlined here, with the widest vectors that the processor has: they halve the
+/// time, which is most of what starting a long list costs.
+fn with_wide_vectors<R>(work: impl FnOnce() -> R) -> R {
     #[cfg(target_arch = "x86_64")]
     {
+        #[target_feature(enable = "avx512f")]
+        fn avx512<R>(work: impl FnOnce() -> R) -> R {
+            work()
+        }
+        #[target_feature(enable = "avx2")]
+        fn avx2<R>(work: impl FnOnce() -> R) -> R {
+            work()
+        }
         if is_x86_feature_detected!("avx512f") {
             // SAFETY: the processor has what the function is compiled for.
-            return unsafe { pack_avx512(from, to, items) };
+            return unsafe { avx512(work) };
         }
         if is_x86_feature_detected!("avx2") {
             // SAFETY: as above.
-            return unsafe { pack_avx2(from, to, items) };
+            return unsafe { avx2(work) };
         }
     }
-    pack_with(from, to, items)
+    work()
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn pack_avx512<F: Side, T: Side>(from: &F, to: &T, items: &mut [Item]) -> Option<Filled> {
-    pack_with(from, to, items)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn pack_avx2<F: Side, T: Side>(from: &F, to: &T, items: &mut [Item]) -> Option<Filled> {
-    pack_with(from, to, items)
-}
-
-/// [`pack`] with the instructions of whoever calls it.
 #[inline(always)]
-fn pack_with<F: Side, T: Side>(from: &F, to: &T, items: &mut [Item]) -> Option<Filled> {
+fn pack_items<F: Side, T: Side>(from: &F, to: &T, items: &mut [Item]) -> Option<Filled> {
     let count = items.len();
     if count > from.whole().min(to.whole()) {
         return None;
@@ -319,6 +419,57 @@ fn pack_with<F: Side, T: Side>(from: &F, to: &T, items: &mut [Item]) -> Option<F
         bytes,
         longest: lengths,
     })
+}
+
+/// Places that are looked at together: a loop over as many as the compiler knows of is made of vectors only.
+pub(crate) const BLOCK: usize = 64;
+
+#[inline(always)]
+fn pack_pairs<F: Side, T: Side>(from: &F, to: &T, pairs: &mut [Pair]) -> Option<(Filled, Alike)> {
+    let count = pairs.len();
+    let (mut at, last) = (0, count.checked_sub(BLOCK)?);
+    if count > from.whole().min(to.whole()) {
+        return None;
+    }
+    let ((source, here), (target, there)) = (from.next(), to.next());
+    let all = Alike {
+        from: source,
+        to: target,
+        len: here.min(there),
+    };
+    if all.len >= 2 * CUT {
+        return None;
+    }
+    loop {
+        let (sources, targets) = (from.block(at, all.len), to.block(at, all.len));
+        let block: &mut [Pair; BLOCK] = (&mut pairs[at..at + BLOCK])
+            .try_into()
+            .expect("as long as a block");
+        let (mut odd, mut far) = (0, 0);
+        for (i, pair) in block.iter_mut().enumerate() {
+            let ((source, here), (target, there)) =
+                (F::of_block(sources, i), T::of_block(targets, i));
+            let (source, target) = (source.wrapping_sub(all.from), target.wrapping_sub(all.to));
+            odd |= (here ^ all.len) | (there ^ all.len) | (source | target) & u64::from(STEP - 1);
+            far |= source.wrapping_add(REACH / 2) | target.wrapping_add(REACH / 2);
+            *pair = Pair::new(source, target);
+        }
+        // A list that is not alike mostly is not from its beginning.
+        if odd != 0 || far >= REACH {
+            return None;
+        }
+        if at == last {
+            break;
+        }
+        // The last block begins within the one before it: what both have is the same.
+        at = (at + BLOCK).min(last);
+    }
+    let filled = Filled {
+        items: count,
+        bytes: count as u64 * all.len,
+        longest: all.len,
+    };
+    Some((filled, all))
 }
 
 /// Both sides of a copy, with what is left of it.
@@ -436,7 +587,80 @@ mod tests {
         proptest::collection::vec(range, 0..30)
     }
 
+    /// Pairs as (from, to, len).
+    fn paired<F: Side, T: Side>(from: &F, to: &T, count: usize) -> Option<Vec<(u64, u64, u64)>> {
+        let mut pairs = vec![Pair::default(); count];
+        let (filled, alike) = pair_up(from, to, &mut pairs)?;
+        assert_eq!(filled.items, count);
+        assert_eq!(filled.bytes, count as u64 * alike.len);
+        assert_eq!(filled.longest, alike.len);
+        let range = |pair: &Pair| {
+            let (from, to) = pair.parts();
+            (
+                alike.from.wrapping_add_signed(from),
+                alike.to.wrapping_add_signed(to),
+                alike.len,
+            )
+        };
+        Some(pairs.iter().map(range).collect())
+    }
+
+    /// Places of one length, some multiple of 16 bytes apart, within 32 GiB of each other.
+    fn places_alike(len: usize) -> impl Strategy<Value = Vec<Range>> {
+        let far = 1_usize << 30;
+        let steps = proptest::collection::vec(0..far, 200);
+        (0_usize..1 << 40, steps).prop_map(move |(first, steps)| {
+            let place = |step: usize| Range {
+                address: first + step * STEP as usize,
+                len,
+            };
+            steps.into_iter().map(place).collect()
+        })
+    }
+
     proptest! {
+        #[test]
+        fn places_that_are_alike_are_paired(
+            (len, from, to) in (1_u64..2 * CUT).prop_flat_map(|len| {
+                (Just(len), places_alike(len as usize), places_alike(len as usize))
+            }),
+            count in BLOCK..=200,
+            spoilt in 0..400_usize,
+        ) {
+            let (mut from, to) = (from[..count].to_vec(), &to[..count]);
+            let expected = |from: &[Range]| -> Vec<_> {
+                let pairs = from.iter().zip(to);
+                pairs.map(|(from, to)| (from.address as u64, to.address as u64, len)).collect()
+            };
+            let sides = |from: &[Range]| {
+                paired(&List::<Ranges>::new(from), &List::<Ranges>::new(to), count)
+            };
+            prop_assert_eq!(sides(&from), Some(expected(&from)));
+
+            // A dense side is alike only if its places begin a multiple of 16 bytes apart.
+            let gathered = paired(&List::<Ranges>::new(&from), &Dense(11), count);
+            let scattered = paired(&Dense(11), &List::<Ranges>::new(to), count);
+            if len % u64::from(STEP) == 0 {
+                let dense = |i: usize| 11 + i as u64 * len;
+                let list: Vec<_> = (0..count).map(|i| (from[i].address as u64, dense(i), len)).collect();
+                prop_assert_eq!(gathered, Some(list));
+                let list: Vec<_> = (0..count).map(|i| (dense(i), to[i].address as u64, len)).collect();
+                prop_assert_eq!(scattered, Some(list));
+            } else {
+                prop_assert_eq!((gathered, scattered), (None, None));
+            }
+
+            // One place that is not like the others, wherever it is.
+            if let Some(place) = from.get_mut(spoilt) {
+                match spoilt % 3 {
+                    0 => place.len += 1,
+                    1 => place.address += 1,
+                    _ => place.address += REACH as usize,
+                }
+                prop_assert_eq!(sides(&from), None);
+            }
+        }
+
         #[test]
         fn lists_and_dense_sides_pair_byte_by_byte(list in ranges(), room in 1_usize..40) {
             let total = measure::<Ranges>(&list)?.bytes;
@@ -470,7 +694,7 @@ mod tests {
 
     #[test]
     fn entries_have_two_sides() {
-        let entries = [(1, 100, 5), (50, 7, 0), (9, 300, 2 * CUT + 1)]
+        let entries = [(1, 100, 5), (50, 7, 0), (9, 300, 2 * CUT as u32 + 1)]
             .map(|(from, to, len)| Entry { from, to, len });
         let total = measure::<Sources>(&entries).unwrap().bytes;
         let (from, to) = (

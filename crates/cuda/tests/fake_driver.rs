@@ -17,6 +17,8 @@ fn probe(arguments: &[&str]) -> String {
             "-shared",
             "-fPIC",
             "-fno-strict-aliasing",
+            "-fsanitize=alignment",
+            "-fsanitize-undefined-trap-on-error",
             "-w",
         ])
         .arg(&source)

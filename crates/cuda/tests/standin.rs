@@ -110,7 +110,7 @@ proptest! {
         let (mut expected, mut other_expected) = (target.clone(), other.clone());
         let entries: Vec<Entry> = to
             .iter()
-            .map(|&(at, len)| Entry { from: (LEN - at - len) as u64, to: at as u64, len: len as u64 })
+            .map(|&(at, len)| Entry { from: (LEN - at - len) as u32, len: len as u32, to: at as u64 })
             .collect();
         // SAFETY: all memory lives on, and is not looked at, until the wait is over.
         unsafe {

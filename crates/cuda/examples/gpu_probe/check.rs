@@ -145,9 +145,9 @@ impl Bench {
             .map(|range| {
                 at += range.len;
                 Entry {
-                    from: (at - range.len) as u64,
+                    from: (at - range.len) as u32,
+                    len: range.len as u32,
                     to: (range.address - self.target.address()) as u64,
-                    len: range.len as u64,
                 }
             })
             .collect();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tcpx_cuda::{DeviceBuffer, Error, Path, Queue, Range, Ticket, device};
+use tcpx_cuda::{DeviceBuffer, Entry, Error, Path, Queue, Range, Ticket, device};
 
 use crate::Outcome;
 use crate::bytes::Random;
@@ -59,76 +59,86 @@ fn seconds_each(
 }
 
 /// The same calls twice: as a caller has them, and queued behind other work, so that the host takes no part
-/// and the device alone is measured.
+/// and the device alone is measured. All take turns: the device's clocks change with time.
 fn within_device(ordinal: u32) -> Outcome {
+    const TURNS: usize = 9;
     let ballast = DeviceBuffer::alloc(ordinal, 2048 * MIB)?;
     for len in [16 * MIB, 256 * MIB] {
         let from = DeviceBuffer::alloc(ordinal, len)?;
         let to = DeviceBuffer::alloc(ordinal, len)?;
         let device = device(ordinal)?;
-        let rounds = (32768 * MIB / len) as u32;
-        let (mut engine, mut engine_alone) = (0.0, 0.0);
+        let rounds = (4096 * MIB / len) as u32;
+        let mut cases = Vec::new();
         for size in [len, 4096, 16384, 512] {
             let path = if size == len {
                 Path::Engine
             } else {
                 Path::Auto
             };
-            let mut queue = device.queue_by(path)?;
-            let (from, to) = (blocks(&from, size, 1), blocks(&to, size, 2));
-            // SAFETY: the buffers outlive the copies: the last is waited for.
-            let each = seconds_each(&mut *queue, rounds, |queue| unsafe {
-                queue.copy(&from, &to)
-            })?;
-            let mut queue = device.queue()?;
-            // A short copy can be over before the work in front of it is seen to be.
-            let alone = if from.len() <= 65536 && len > 16 * MIB {
-                seconds_alone(&mut *queue, &ballast, &from, &to)?
-            } else {
-                f64::NAN
+            let lists = (blocks(&from, size, 1), blocks(&to, size, 2));
+            cases.push((
+                size,
+                device.queue_by(path)?,
+                lists,
+                (Vec::new(), Vec::new()),
+            ));
+        }
+        for _ in 0..TURNS {
+            for (_, queue, (from, to), (called, alone)) in &mut cases {
+                // SAFETY: the buffers outlive the copies: the last is waited for.
+                let each = seconds_each(&mut **queue, rounds, |queue| unsafe {
+                    queue.copy(from, to)
+                })?;
+                called.push(Duration::from_secs_f64(each));
+                // A short copy can be over before the work in front of it is seen to be.
+                if from.len() <= 65536 && len > 16 * MIB {
+                    alone.push(time_alone(&mut **queue, &ballast, from, to)?);
+                }
+            }
+        }
+        let (mut engine, mut engine_alone) = (f64::NAN, f64::NAN);
+        for (size, _, _, (called, alone)) in cases {
+            let rate = |times: Vec<Duration>| match times.is_empty() {
+                true => f64::NAN,
+                false => len as f64 / median(times).0 / 1e3,
             };
-            let (rate, rate_alone) = (len as f64 / each / 1e9, len as f64 / alone / 1e9);
+            let (rate, rate_alone) = (rate(called), rate(alone));
             if size == len {
                 (engine, engine_alone) = (rate, rate_alone);
             }
             println!(
-                "rate: device copy of {:4} MiB in blocks of {size:>10}: {rate:5.0} GB/s as called, {rate_alone:5.0} on the device alone, {:.2} and {:.2} of cuMemcpyDtoD, {:7.1} us",
+                "rate: device copy of {:4} MiB in blocks of {size:>10}: {rate:5.0} GB/s as called, {rate_alone:5.0} on the device alone, {:.2} and {:.2} of cuMemcpyDtoD",
                 len / MIB,
                 rate / engine,
                 rate_alone / engine_alone,
-                each * 1e6
             );
         }
     }
     Ok(())
 }
 
-/// Seconds that the device takes for a copy that has waited for it; the least of some.
-fn seconds_alone(
+/// How long the device takes for a copy that has waited for it.
+fn time_alone(
     queue: &mut dyn Queue,
     ballast: &DeviceBuffer,
     from: &[Range],
     to: &[Range],
-) -> Outcome<f64> {
+) -> Outcome<Duration> {
     let half = ballast.len() / 2;
     let part = |at: usize| Range {
         address: ballast.address() + at,
         len: half,
     };
-    let mut best = f64::MAX;
-    for _ in 0..10 {
-        // SAFETY: the buffers outlive the copies: the last is waited for.
-        let (before, last) = unsafe {
-            queue.copy(&[part(0)], &[part(half)])?;
-            let before = queue.copy(&[part(half)], &[part(0)])?;
-            (before, queue.copy(from, to)?)
-        };
-        while !queue.is_done(before)? {}
-        let started = Instant::now();
-        while !queue.is_done(last)? {}
-        best = best.min(started.elapsed().as_secs_f64());
-    }
-    Ok(best)
+    // SAFETY: the buffers outlive the copies: the last is waited for.
+    let (before, last) = unsafe {
+        queue.copy(&[part(0)], &[part(half)])?;
+        let before = queue.copy(&[part(half)], &[part(0)])?;
+        (before, queue.copy(from, to)?)
+    };
+    while !queue.is_done(before)? {}
+    let started = Instant::now();
+    while !queue.is_done(last)? {}
+    Ok(started.elapsed())
 }
 
 fn median(mut times: Vec<Duration>) -> (f64, f64) {
@@ -141,32 +151,58 @@ fn median(mut times: Vec<Duration>) -> (f64, f64) {
 fn host_time(ordinal: u32) -> Outcome {
     let from = DeviceBuffer::alloc(ordinal, 64 * MIB)?;
     let to = DeviceBuffer::alloc(ordinal, 64 * MIB)?;
-    let mut queue = device(ordinal)?.queue()?;
+    let device = device(ordinal)?;
+    let host = device.pin(64 * MIB)?;
+    let mut queue = device.queue()?;
     for (entries, size) in [
         (64, 16384),
         (240, 4096),
+        (512, 4096),
         (4096, 4096),
         (4096, 16384),
         (16384, 4096),
     ] {
-        let (mut from, mut to) = (blocks(&from, size, 1), blocks(&to, size, 2));
-        from.truncate(entries);
-        to.truncate(entries);
-        let (half, most) = host_micros(&mut *queue, &from, &to)?;
-        println!(
-            "host time: copy of {entries:>5} x {size:>5}: median {half:6.1} us, 99 % {most:6.1} us"
-        );
+        let (mut sources, mut targets) = (blocks(&from, size, 1), blocks(&to, size, 2));
+        sources.truncate(entries);
+        targets.truncate(entries);
+        let pairs: Vec<Entry> = sources
+            .iter()
+            .zip(&targets)
+            .map(|(source, target)| Entry {
+                from: (source.address - from.address()) as u32,
+                len: size as u32,
+                to: (target.address - to.address()) as u64,
+            })
+            .collect();
+        let mut show = |what: &str, start: &dyn Fn(&mut dyn Queue) -> Result<Ticket, Error>| {
+            let (half, most) = host_micros(&mut *queue, start)?;
+            println!(
+                "host time: {what} of {entries:>5} x {size:>5}: median {half:6.1} us, 99 % {most:6.1} us"
+            );
+            Outcome::Ok(())
+        };
+        // SAFETY: the buffers outlive each copy, which is waited for.
+        unsafe {
+            show("copy   ", &|queue| queue.copy(&sources, &targets))?;
+            show("gather ", &|queue| queue.gather(&sources, host.address()))?;
+            show("scatter", &|queue| queue.scatter(host.address(), &targets))?;
+            show("unpack ", &|queue| {
+                queue.unpack(from.address(), to.address(), &pairs)
+            })?;
+        }
     }
     Ok(())
 }
 
 /// Median and 99 % of the microseconds that one call takes of its thread.
-fn host_micros(queue: &mut dyn Queue, from: &[Range], to: &[Range]) -> Outcome<(f64, f64)> {
+fn host_micros(
+    queue: &mut dyn Queue,
+    start: &dyn Fn(&mut dyn Queue) -> Result<Ticket, Error>,
+) -> Outcome<(f64, f64)> {
     let mut times = Vec::new();
-    for _ in 0..200 {
+    for _ in 0..400 {
         let started = Instant::now();
-        // SAFETY: the buffers outlive the copy, which is waited for.
-        let ticket = unsafe { queue.copy(from, to) }?;
+        let ticket = start(queue)?;
         times.push(started.elapsed());
         while !queue.is_done(ticket)? {}
     }

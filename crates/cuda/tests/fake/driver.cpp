@@ -338,22 +338,22 @@ API cuLaunchKernel(u64 function, unsigned across, unsigned down, unsigned, unsig
   context *owner = top();
   u32 count = *(u32 *)parameters[1];
   u64 from = *(u64 *)parameters[2], to = *(u64 *)parameters[3];
-  u32 piece = *(u32 *)parameters[4];
+  u32 all = *(u32 *)parameters[4], piece = *(u32 *)parameters[5];
   if (across == 0 || down == 0 || down > 65535 || count == 0) return INVALID_VALUE;
   auto items = std::make_shared<inline_items>();
-  const item *table = nullptr;
+  const void *table = nullptr;
   if (function == 1) *items = *(inline_items *)parameters[0];
-  else table = *(const item **)parameters[0];
+  else table = *(const void **)parameters[0];
+  u64 bytes = count * (all ? sizeof(pair) : sizeof(item));
+  if (!table && bytes > sizeof *items) return INVALID_VALUE;
   return push(on, [=] {
-    if (table && !reaches(owner, (u64)table, count * sizeof(item))) return (int)ILLEGAL_ADDRESS;
+    if (table && !reaches(owner, (u64)table, bytes)) return (int)ILLEGAL_ADDRESS;
     for (u32 i = 0; i < count; i++) {
-      item work = table ? table[i] : items->at[i];
-      u64 len = work.x >> 48;
-      if (!reaches(owner, from + (work.x & 0xffffffffffffull), len) || !reaches(owner, to + work.y, len))
-        return (int)ILLEGAL_ADDRESS;
+      range work = range_of(table ? table : items.get(), i, from, to, all);
+      if (!reaches(owner, work.from, work.len) || !reaches(owner, work.to, work.len)) return (int)ILLEGAL_ADDRESS;
     }
-    if (table) run_kernel(tcpx_copy_table, across, down, block, table, count, from, to, piece);
-    else run_kernel(tcpx_copy_inline, across, down, block, *items, count, from, to, piece);
+    if (table) run_kernel(tcpx_copy_table, across, down, block, table, count, from, to, all, piece);
+    else run_kernel(tcpx_copy_inline, across, down, block, *items, count, from, to, all, piece);
     return 0;
   });
 }

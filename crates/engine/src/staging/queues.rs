@@ -93,8 +93,7 @@ impl Queues {
         })
     }
 
-    /// Starts copying fragments within a device, each given by where it lies after `base`, to where the cursor stands
-    /// in `to`.
+    /// Starts copying fragments within a device, which end within 4 GiB after `base`, to where the cursor stands in `to`.
     pub(crate) fn unpack(
         &mut self,
         device: &dyn Device,
@@ -111,9 +110,9 @@ impl Queues {
         {
             let count = from_left.len().min(to_left.len());
             entries.push(Entry {
-                from: (from_left.address() - base) as u64,
+                from: (from_left.address() - base) as u32,
+                len: count as u32,
                 to: to_left.address() as u64,
-                len: count as u64,
             });
             source.advance(from, count);
             target.advance(to, count);

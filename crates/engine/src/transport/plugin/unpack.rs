@@ -170,6 +170,12 @@ impl Ring {
                 break;
             }
             end += u64::from(entry.len);
+            if u64::from(entry.source) + u64::from(entry.len) > 1 << 32 {
+                return broke(format!(
+                    "a fragment of {} bytes at {} ends past the 4 GiB of bounce memory that offsets reach",
+                    entry.len, entry.source
+                ));
+            }
             let source = self.bounce + entry.source as usize;
             // SAFETY: a fragment in the plugin's pages, which are ours to read until the receive is consumed.
             let span = unsafe { Span::new(source as *mut u8, entry.len as usize) };

@@ -333,7 +333,16 @@ mod tests {
         let short = [entry(0, 19, 0)];
         let long = [entry(0, 21, 0)];
         let twice = [entry(0, 10, 0), entry(0, 10, 0)];
-        for entries in [&gap[..], &overlap, &short, &long, &twice, &[]] {
+        let past_offsets = [entry(u32::MAX - 18, 20, 0)];
+        for entries in [
+            &gap[..],
+            &overlap,
+            &short,
+            &long,
+            &twice,
+            &past_offsets,
+            &[],
+        ] {
             fake.put(1, entries);
             let error = fake.ring().find(1, 20).unwrap_err();
             assert!(matches!(error, Error::PluginBroke { .. }), "{error}");

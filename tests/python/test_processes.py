@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import warnings
 
@@ -46,6 +47,32 @@ def test_a_peer_whose_python_sleeps_is_read_and_one_that_died_is_reported():
         owner.kill()
         owner.wait()
         assert end.read(conn, mr, mine.ctypes.data, mine.nbytes, blob) is False
+
+
+def test_other_threads_go_on_while_an_endpoint_that_is_dropped_waits_for_its_peer(monkeypatch):
+    monkeypatch.setenv("TCPX_PEER_TIMEOUT", "1s")
+    turns, over = [], threading.Event()
+
+    def take_turns():
+        while not over.wait(0.01):
+            turns.append(1)
+
+    other = threading.Thread(target=take_turns)
+    with run(OWNER) as owner:
+        metadata, _ = owner.stdout.readline().split()
+        end = p2p.Endpoint(0)
+        ok, _ = end.add_remote_endpoint(bytes.fromhex(metadata))
+        assert ok is True
+        owner.send_signal(signal.SIGSTOP)
+        other.start()
+        before = len(turns)
+        del end
+        after = len(turns)
+        over.set()
+        other.join()
+        owner.kill()
+    # One can slip in before the drop begins.
+    assert after - before > 3
 
 
 @pytest.mark.parametrize(

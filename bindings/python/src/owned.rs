@@ -3,16 +3,20 @@
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 
+use pyo3::Python;
+
 /// A value of the engine held by a Python object.
 ///
 /// A forked child inherits the object but none of the engine's threads, and locks in whatever state they were in:
 /// ending the value there could wait for ever, so the child leaves it as it is.
-pub(crate) struct Owned<T> {
+///
+/// Ending a session waits for its peers, ending a region for transfers: other threads of Python go on meanwhile.
+pub(crate) struct Owned<T: Send> {
     value: ManuallyDrop<T>,
     process: u32,
 }
 
-impl<T> Owned<T> {
+impl<T: Send> Owned<T> {
     pub(crate) fn new(value: T) -> Self {
         Self {
             value: ManuallyDrop::new(value),
@@ -21,7 +25,7 @@ impl<T> Owned<T> {
     }
 }
 
-impl<T> Deref for Owned<T> {
+impl<T: Send> Deref for Owned<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -29,11 +33,15 @@ impl<T> Deref for Owned<T> {
     }
 }
 
-impl<T> Drop for Owned<T> {
+impl<T: Send> Drop for Owned<T> {
     fn drop(&mut self) {
-        if self.process == std::process::id() {
-            // SAFETY: dropped once, here, and not used afterwards.
-            unsafe { ManuallyDrop::drop(&mut self.value) };
+        if self.process != std::process::id() {
+            return;
         }
+        // SAFETY: taken once, here, and not used afterwards.
+        let mut value = Some(unsafe { ManuallyDrop::take(&mut self.value) });
+        Python::try_attach(|py| py.detach(|| drop(value.take())));
+        // An interpreter that is shutting down attaches nobody.
+        drop(value);
     }
 }

@@ -184,10 +184,11 @@ impl Worker {
             }
             self.rest(&mut driven);
             self.asleep.store(true, Ordering::SeqCst);
+            // What is left has something to send, or a copy under way.
             let dirty = driven.iter().any(|active| !active.lane().is_staging());
             let timeout = if self.has_calls() || core.local.is_busy() || dirty {
                 Some(Duration::ZERO)
-            } else if staging {
+            } else if !driven.is_empty() {
                 Some(STAGING_LOOK)
             } else if watched.is_empty() {
                 None

@@ -61,21 +61,25 @@ impl Outbound {
         self.parts.iter().map(|part| part.len).sum()
     }
 
-    /// Starts the copy of one more part; false when there is no slot for it now.
+    /// Starts the copy of one more part, of so many bytes; none when there is no slot for it now.
     pub(crate) fn start(
         &mut self,
         spans: &[Span],
         queues: &mut Queues,
         pool: &Arc<Pool>,
-    ) -> Result<bool, Error> {
+    ) -> Result<Option<usize>, Error> {
         let Some(slot) = pool.take(self.device.as_ref(), Direction::Out)? else {
-            return Ok(false);
+            return Ok(None);
         };
-        self.start_in(slot, spans, queues)?;
-        Ok(true)
+        self.start_in(slot, spans, queues).map(Some)
     }
 
-    fn start_in(&mut self, slot: Slot, spans: &[Span], queues: &mut Queues) -> Result<(), Error> {
+    fn start_in(
+        &mut self,
+        slot: Slot,
+        spans: &[Span],
+        queues: &mut Queues,
+    ) -> Result<usize, Error> {
         let len = self.unstarted.min(slot.len());
         let copy = queues.gather(self.device.as_ref(), spans, self.at, &slot, len)?;
         self.at.advance(spans, len);
@@ -87,7 +91,7 @@ impl Outbound {
             copy,
             is_over: false,
         });
-        Ok(())
+        Ok(len)
     }
 
     /// A copy could not be started: [`Outbound::ready`] says why.
@@ -141,10 +145,12 @@ impl Outbound {
         if part.sent < part.len {
             return Ok(());
         }
-        match self.parts.pop_front() {
-            Some(part) if self.unstarted > 0 => self.start_in(part.slot, spans, queues),
-            _ => Ok(()),
+        if let Some(part) = self.parts.pop_front()
+            && self.unstarted > 0
+        {
+            self.start_in(part.slot, spans, queues)?;
         }
+        Ok(())
     }
 
     /// Makes the chunk independent of the device's memory: waits for the copies that were started, and copies what is

@@ -58,7 +58,7 @@ fn take_out(
     let total: usize = spans.iter().map(Span::len).sum();
     let mut bytes = Vec::new();
     while bytes.len() < total {
-        while out.is_unstarted() && out.start(spans, queues, pool)? {}
+        while out.is_unstarted() && out.start(spans, queues, pool)?.is_some() {}
         if let Some(ready) = out.ready(queues)? {
             let count = ready.len().min(step);
             let at = bytes.len();
@@ -155,7 +155,8 @@ fn letting_go_keeps_the_bytes_and_needs_the_memory_no_more() {
     let expected = source.content();
     let mut queues = Queues::default();
     let mut out = Outbound::new(&device, expected.len());
-    assert!(out.start(&source.spans, &mut queues, &pool).unwrap());
+    let started = out.start(&source.spans, &mut queues, &pool).unwrap();
+    assert!(started.is_some());
     out.let_go(&source.spans, &mut queues).unwrap();
     source.bytes.fill(0);
     let bytes = take_out(&mut out, &source.spans, &mut queues, &pool, 1000).unwrap();

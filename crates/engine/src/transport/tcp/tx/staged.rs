@@ -156,14 +156,13 @@ impl Tx {
                 index += 1;
                 continue;
             }
-            let before = out.started();
             match out.start(source.spans(), &mut self.queues, pool) {
-                Ok(true) => {
+                Ok(Some(bytes)) => {
                     slots += 1;
-                    started += out.started() - before;
+                    started += bytes;
                 }
                 // Worth another look later.
-                Ok(false) => return,
+                Ok(None) => return,
                 Err(error) => {
                     out.fail(error);
                     index += 1;

@@ -29,8 +29,8 @@ const INLINE_ITEMS: usize = 248;
 const LAUNCH_ITEMS: usize = 64 << 10;
 /// Items for which a queue has memory at first: 64 KiB.
 const FIRST_TABLE: usize = 4 << 10;
-/// Items for which it has memory after the first list that takes more than half of that: while one launch of
-/// the largest kind runs, the next is laid out.
+/// Items for which it has memory once that does not suffice: while one launch of the largest kind runs, the next
+/// is laid out.
 const GROWN_TABLE: usize = 2 * LAUNCH_ITEMS;
 
 /// What one warp copies of an item: in two rounds it is done.
@@ -300,17 +300,18 @@ impl CudaQueue {
         if items <= INLINE_ITEMS {
             return Ok(Items::Inline);
         }
-        if items > FIRST_TABLE / 2 && self.tables.len() == 1 {
+        let mut start = self.ring.reserve(items);
+        if start.is_none() {
+            self.reap()?;
+            start = self.ring.reserve(items);
+        }
+        if start.is_none() && self.tables.len() == 1 {
             self.grow()?;
+            start = self.ring.reserve(items);
         }
-        if let Some(start) = self.ring.reserve(items) {
-            return Ok(Items::Table { start });
-        }
-        self.reap()?;
-        match self.ring.reserve(items) {
-            Some(start) => Ok(Items::Table { start }),
-            None => Err(self.full()),
-        }
+        start
+            .map(|start| Items::Table { start })
+            .ok_or_else(|| self.full())
     }
 
     /// Takes a larger table from now on.

@@ -187,7 +187,14 @@ impl Queues {
         };
         let made = &mut self.queues[at];
         let serial = made.serial;
-        match start(made.queue.as_mut(), &self.ranges) {
+        let outcome = loop {
+            match start(made.queue.as_mut(), &self.ranges) {
+                // Copies that are under way make room when they end; if they fail, this one does.
+                Err(tcpx_cuda::Error::QueueFull { .. }) => std::thread::yield_now(),
+                outcome => break outcome,
+            }
+        };
+        match outcome {
             Ok(ticket) => Ok(Copy {
                 queue: serial,
                 ticket,

@@ -164,6 +164,26 @@ fn letting_go_keeps_the_bytes_and_needs_the_memory_no_more() {
 }
 
 #[test]
+fn more_copies_than_a_queue_takes_at_once_wait_for_room() {
+    const COPIES: usize = 1000;
+    let device = StandIn::new(6);
+    let pinned = device.pin(COPIES).unwrap();
+    let source = Memory::new(&[1; COPIES], 1, |i| (i * 7) as u8);
+    let mut queues = Queues::default();
+    let mut last = None;
+    for (i, span) in source.spans.iter().enumerate() {
+        // SAFETY: inside the pinned memory, which outlives the copies: the last is waited for.
+        let to = unsafe { Span::new(pinned.address().wrapping_add(i), 1) };
+        let copy = queues.gather_at(&device, &[*span], Cursor::default(), to);
+        last = Some(copy.unwrap());
+    }
+    queues.wait(last.unwrap()).unwrap();
+    // SAFETY: no copy is under way.
+    let copied = unsafe { std::slice::from_raw_parts(pinned.address(), COPIES) };
+    assert_eq!(copied, source.content());
+}
+
+#[test]
 fn what_arrives_later_waits_its_turn() {
     let device = StandIn::new(9);
     let pool = Pool::new(SLOT, 8 * SLOT);

@@ -119,7 +119,7 @@ fn twenty_thousand_arrive_in_order_and_once(setup: &Setup) {
 }
 
 fn repostings_notify_in_order(setup: &Setup) {
-    const ROUNDS: usize = 120;
+    const ROUNDS: usize = 40;
     let alice = Host::open("alice", setup);
     let bob = RemoteProcess::open("bob", setup);
     let peer = alice.knows(&bob);

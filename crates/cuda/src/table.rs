@@ -437,7 +437,9 @@ fn pack_pairs<F: Side, T: Side>(from: &F, to: &T, pairs: &mut [Pair]) -> Option<
         to: target,
         len: here.min(there),
     };
-    if all.len >= 2 * CUT {
+    // Whatever is within reach of these then fits an item too: the other form would take it, or refuse it.
+    let highest = (1 << ADDRESS_BITS) - REACH;
+    if all.len >= 2 * CUT || all.from > highest || all.to > highest {
         return None;
     }
     loop {
@@ -733,6 +735,20 @@ mod tests {
                 Err(Error::BadAddress { .. })
             ));
         }
+        let mut list = vec![
+            Range {
+                address: 1 << 20,
+                len: 8
+            };
+            BLOCK
+        ];
+        assert!(paired(&List::<Ranges>::new(&list), &Dense(0), BLOCK).is_none());
+        list.iter_mut().for_each(|range| range.len = 16);
+        assert!(paired(&List::<Ranges>::new(&list), &Dense(0), BLOCK).is_some());
+        assert!(paired(&List::<Ranges>::new(&list), &Dense(1 << 48), BLOCK).is_none());
+        list.iter_mut().for_each(|range| range.address = 1 << 48);
+        assert!(paired(&List::<Ranges>::new(&list), &Dense(0), BLOCK).is_none());
+
         let list = [Range {
             address: (1 << 48) - 9,
             len: 8,

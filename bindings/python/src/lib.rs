@@ -5,7 +5,7 @@
 //! | `native` | the package's own classes: `Session`, `Peer`, `Region`, `Transfer` |
 //! | `p2p` | `tcpx.p2p`: the calls of `uccl.p2p` on top of a session |
 //! | `blocking` | waiting without the interpreter's lock, interruptible by signals |
-//! | `owned` | what a forked child must leave alone |
+//! | `owned` | what a forked child must leave alone, and what ends without holding up other threads |
 //! | `errors`, `log` | exceptions; where log lines go |
 //!
 //! Whatever takes longer than a few microseconds is done without the interpreter's lock. Importing starts

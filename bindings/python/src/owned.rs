@@ -9,11 +9,10 @@ use pyo3::Python;
 ///
 /// A forked child inherits the object but none of the engine's threads, and locks in whatever state they were in:
 /// ending the value there could wait for ever, so the child leaves it as it is.
-///
-/// Ending a session waits for its peers, ending a region for transfers: other threads of Python go on meanwhile.
 pub(crate) struct Owned<T: Send> {
     value: ManuallyDrop<T>,
     process: u32,
+    waits: bool,
 }
 
 impl<T: Send> Owned<T> {
@@ -21,7 +20,15 @@ impl<T: Send> Owned<T> {
         Self {
             value: ManuallyDrop::new(value),
             process: std::process::id(),
+            waits: false,
         }
+    }
+
+    /// A value whose end waits, as that of a session does for its peers: other threads of Python go on meanwhile.
+    pub(crate) fn waiting(value: T) -> Self {
+        let mut owned = Self::new(value);
+        owned.waits = true;
+        owned
     }
 }
 
@@ -40,8 +47,10 @@ impl<T: Send> Drop for Owned<T> {
         }
         // SAFETY: taken once, here, and not used afterwards.
         let mut value = Some(unsafe { ManuallyDrop::take(&mut self.value) });
-        Python::try_attach(|py| py.detach(|| drop(value.take())));
-        // An interpreter that is shutting down attaches nobody.
+        if self.waits {
+            Python::try_attach(|py| py.detach(|| drop(value.take())));
+        }
+        // Also where no interpreter is left to be attached to.
         drop(value);
     }
 }

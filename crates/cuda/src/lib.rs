@@ -163,8 +163,8 @@ pub trait Queue: Send {
     }
 }
 
-/// One turn of waiting by polling: at first only other threads are let through, later it sleeps.
-fn give_way(turns: &mut u32) {
+/// One turn of waiting by polling: at first only other threads are let through, later it sleeps. `turns` begins at 0.
+pub fn give_way(turns: &mut u32) {
     *turns = turns.saturating_add(1);
     if *turns < 1000 {
         std::thread::yield_now();

@@ -273,12 +273,12 @@ impl CudaQueue {
     ) -> Result<Ticket, Error> {
         let context = Arc::clone(&self.context);
         let _scope = context.enter()?;
-        let is_long = walk.most_items() > LAUNCH_ITEMS;
+        let mut waits = walk.most_items() > LAUNCH_ITEMS;
         loop {
             let reserved = walk.most_items().min(LAUNCH_ITEMS);
             let place = match self.room(reserved) {
-                // Later launches must wait for earlier ones, so the first may as well.
-                Err(Error::QueueFull { .. }) if is_long => {
+                // Later launches must wait for earlier ones, so the first of several may as well.
+                Err(Error::QueueFull { .. }) if waits => {
                     self.wait(Ticket(self.completion.done() + 1))?;
                     continue;
                 }
@@ -291,6 +291,7 @@ impl CudaQueue {
             if walk.left() == 0 {
                 return Ok(ticket);
             }
+            waits = true;
         }
     }
 
@@ -306,8 +307,12 @@ impl CudaQueue {
             start = self.ring.reserve(items);
         }
         if start.is_none() && self.tables.len() == 1 {
-            self.grow()?;
-            start = self.ring.reserve(items);
+            match self.grow() {
+                Ok(()) => start = self.ring.reserve(items),
+                // What is under way makes room for as much as the table has.
+                Err(_) if self.completion.in_flight() > 0 => {}
+                Err(error) => return Err(error),
+            }
         }
         start
             .map(|start| Items::Table { start })

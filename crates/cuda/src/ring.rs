@@ -20,7 +20,7 @@ impl Ring {
 
     /// Where `count` items lie together; none while there is no such room.
     pub(crate) fn reserve(&mut self, count: usize) -> Option<usize> {
-        // Blocks of the kernel read eight items, one line of memory, at once.
+        // Blocks of the kernel read eight items at once.
         let count = (count as u64).next_multiple_of(8);
         if count > self.capacity {
             return None;

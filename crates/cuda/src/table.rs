@@ -42,7 +42,7 @@ impl Item {
 
 /// Pairs count in steps of this many bytes.
 const STEP: u32 = 16;
-/// A side's places are less than half of this far from its first, in either direction: 64 GiB.
+/// A side's places are within half of this of its first, in either direction: 32 GiB.
 const REACH: u64 = (STEP as u64) << 32;
 
 /// One range to copy of a list whose ranges are [`Alike`]: half as long as an item, and writing it is what
@@ -437,9 +437,7 @@ fn pack_pairs<F: Side, T: Side>(from: &F, to: &T, pairs: &mut [Pair]) -> Option<
         to: target,
         len: here.min(there),
     };
-    // Whatever is within reach of these then fits an item too: the other form would take it, or refuse it.
-    let highest = (1 << ADDRESS_BITS) - REACH;
-    if all.len >= 2 * CUT || all.from > highest || all.to > highest {
+    if all.len >= 2 * CUT {
         return None;
     }
     loop {
@@ -447,17 +445,18 @@ fn pack_pairs<F: Side, T: Side>(from: &F, to: &T, pairs: &mut [Pair]) -> Option<
         let block: &mut [Pair; BLOCK] = (&mut pairs[at..at + BLOCK])
             .try_into()
             .expect("as long as a block");
-        let (mut odd, mut far) = (0, 0);
+        let (mut odd, mut far, mut addresses) = (0, 0, 0);
         for (i, pair) in block.iter_mut().enumerate() {
             let ((source, here), (target, there)) =
                 (F::of_block(sources, i), T::of_block(targets, i));
+            addresses |= source | target;
             let (source, target) = (source.wrapping_sub(all.from), target.wrapping_sub(all.to));
             odd |= (here ^ all.len) | (there ^ all.len) | (source | target) & u64::from(STEP - 1);
             far |= source.wrapping_add(REACH / 2) | target.wrapping_add(REACH / 2);
             *pair = Pair::new(source, target);
         }
         // A list that is not alike mostly is not from its beginning.
-        if odd != 0 || far >= REACH {
+        if odd != 0 || far >= REACH || addresses >> ADDRESS_BITS != 0 {
             return None;
         }
         if at == last {
@@ -609,7 +608,7 @@ mod tests {
 
     /// Places of one length, some multiple of 16 bytes apart, within 32 GiB of each other.
     fn places_alike(len: usize) -> impl Strategy<Value = Vec<Range>> {
-        let far = 1_usize << 30;
+        let far = 1_usize << 31;
         let steps = proptest::collection::vec(0..far, 200);
         (0_usize..1 << 40, steps).prop_map(move |(first, steps)| {
             let place = |step: usize| Range {
@@ -746,6 +745,9 @@ mod tests {
         list.iter_mut().for_each(|range| range.len = 16);
         assert!(paired(&List::<Ranges>::new(&list), &Dense(0), BLOCK).is_some());
         assert!(paired(&List::<Ranges>::new(&list), &Dense(1 << 48), BLOCK).is_none());
+        // Close to the others, but on the far side of zero.
+        list[5].address = 0_usize.wrapping_sub(1 << 20);
+        assert!(paired(&List::<Ranges>::new(&list), &Dense(0), BLOCK).is_none());
         list.iter_mut().for_each(|range| range.address = 1 << 48);
         assert!(paired(&List::<Ranges>::new(&list), &Dense(0), BLOCK).is_none());
 

@@ -18,7 +18,7 @@ pub(crate) struct Region {
 impl Region {
     pub(super) fn new(region: tcpx::Region, owner: Py<PyAny>) -> Self {
         Self {
-            region: Owned::new(region),
+            region: Owned::waiting(region),
             _owner: owner,
         }
     }

@@ -81,7 +81,7 @@ impl Session {
                 .map_err(wrong)?;
         }
         Ok(Self {
-            session: Owned::new(start(py, config)?),
+            session: Owned::waiting(start(py, config)?),
         })
     }
 

@@ -86,9 +86,9 @@ impl Endpoint {
         };
         Ok(Self {
             pending: Owned::new(Pending::default()),
-            memory: Owned::new(Arc::default()),
+            memory: Owned::waiting(Arc::default()),
             connections: Owned::new(Connections::default()),
-            session: Owned::new(session),
+            session: Owned::waiting(session),
             gpu,
             bdf,
             metadata: metadata.encode(),

@@ -15,6 +15,8 @@ pub(crate) fn run(ordinal: u32) -> Outcome {
         Bench::new(ordinal, path, 1)?.random_lists(12)?;
         println!("check {path:?}: random lists are right");
     }
+    Bench::new(ordinal, Path::Kernel, 2)?.lists_alike()?;
+    println!("check: lists of ranges that are alike are right");
     many_entries(ordinal)?;
     many_lists(ordinal)?;
     full_queue(ordinal)?;
@@ -82,36 +84,43 @@ impl Bench {
         ranges.iter().flat_map(slice).copied().collect()
     }
 
+    /// An offset that is not always aligned.
+    fn skew(&mut self) -> usize {
+        [0, self.random.below(64)][self.random.below(2)]
+    }
+
     fn gather(&mut self) -> Outcome {
         let ranges = random_ranges(&mut self.random, &self.source, LEN);
-        // Not always aligned.
-        let skip = [0, self.random.below(64)][self.random.below(2)];
+        self.gather_of(&ranges)
+    }
+
+    fn gather_of(&mut self, ranges: &[Range]) -> Outcome {
+        let skip = self.skew();
         self.host().fill(POISON);
         // SAFETY: the buffers live on, and nobody else uses them, until the copy is done.
-        let ticket = unsafe { self.queue.gather(&ranges, self.host.address().add(skip)) }?;
+        let ticket = unsafe { self.queue.gather(ranges, self.host.address().add(skip)) }?;
         self.queue.wait(ticket)?;
         let mut expected = vec![POISON; self.host.len()];
-        expected[skip..][..total(&ranges)].copy_from_slice(&self.picked(&ranges));
+        expected[skip..][..total(ranges)].copy_from_slice(&self.picked(ranges));
         let what = format!("gather of {} ranges by {:?}", ranges.len(), self.path);
         expect_equal(&what, self.host(), &expected)
     }
 
     fn scatter(&mut self) -> Outcome {
         let ranges = random_ranges(&mut self.random, &self.target, LEN);
-        let skip = [0, self.random.below(64)][self.random.below(2)];
+        self.scatter_of(&ranges)
+    }
+
+    fn scatter_of(&mut self, ranges: &[Range]) -> Outcome {
+        let skip = self.skew();
         let fresh = self.random.bytes(self.host.len());
         self.host().copy_from_slice(&fresh);
         self.target.fill(POISON)?;
         // SAFETY: the buffers live on, and nobody else uses them, until the copy is done.
-        let ticket = unsafe { self.queue.scatter(self.host.address().add(skip), &ranges) }?;
+        let ticket = unsafe { self.queue.scatter(self.host.address().add(skip), ranges) }?;
         self.queue.wait(ticket)?;
         let mut expected = vec![POISON; LEN];
-        spread(
-            &fresh[skip..],
-            &ranges,
-            self.target.address(),
-            &mut expected,
-        );
+        spread(&fresh[skip..], ranges, self.target.address(), &mut expected);
         self.expect_target("scatter", ranges.len(), &expected)
     }
 
@@ -124,18 +133,7 @@ impl Bench {
         let bytes = total(&from).min(total(&to));
         cut(&mut from, bytes);
         cut(&mut to, bytes);
-        self.target.fill(POISON)?;
-        // SAFETY: the buffers live on, and nobody else uses them, until the copy is done.
-        let ticket = unsafe { self.queue.copy(&from, &to) }?;
-        self.queue.wait(ticket)?;
-        let mut expected = vec![POISON; LEN];
-        spread(
-            &self.picked(&from),
-            &to,
-            self.target.address(),
-            &mut expected,
-        );
-        self.expect_target("copy", from.len(), &expected)?;
+        self.copy_of(&from, &to)?;
 
         // The same bytes again, by entries that have the targets' lengths and consecutive sources.
         self.target.fill(POISON)?;
@@ -158,6 +156,46 @@ impl Bench {
         let mut expected = vec![POISON; LEN];
         spread(&self.bytes, &to, self.target.address(), &mut expected);
         self.expect_target("unpack", entries.len(), &expected)
+    }
+
+    fn copy_of(&mut self, from: &[Range], to: &[Range]) -> Outcome {
+        self.target.fill(POISON)?;
+        // SAFETY: the buffers live on, and nobody else uses them, until the copy is done.
+        let ticket = unsafe { self.queue.copy(from, to) }?;
+        self.queue.wait(ticket)?;
+        let mut expected = vec![POISON; LEN];
+        let picked = self.picked(from);
+        spread(&picked, to, self.target.address(), &mut expected);
+        self.expect_target("copy", from.len(), &expected)
+    }
+
+    /// Lists whose ranges all have the same length, with counts around all limits.
+    fn lists_alike(&mut self) -> Outcome {
+        const COUNTS: [usize; 9] = [63, 64, 65, 127, 300, 496, 497, 1500, 5000];
+        for len in [
+            1_usize, 15, 16, 33, 48, 512, 1000, 4096, 4100, 9000, 40_000, 65_535,
+        ] {
+            let apart = len.next_multiple_of(16) + 16 * self.random.below(3);
+            let most = (LEN - 64) / apart;
+            for count in COUNTS.into_iter().filter(|&count| count <= most) {
+                let mut places = |base: usize| {
+                    let start = base + [0, self.random.below(64)][self.random.below(2)];
+                    let place = |i: usize| Range {
+                        address: start + i * apart,
+                        len,
+                    };
+                    let mut places: Vec<Range> = (0..most).map(place).collect();
+                    self.random.shuffle(&mut places);
+                    places.truncate(count);
+                    places
+                };
+                let (from, to) = (places(self.source.address()), places(self.target.address()));
+                self.gather_of(&from)?;
+                self.scatter_of(&to)?;
+                self.copy_of(&from, &to)?;
+            }
+        }
+        Ok(())
     }
 
     fn expect_target(&self, what: &str, ranges: usize, expected: &[u8]) -> Outcome {
@@ -295,15 +333,18 @@ fn many_lists(ordinal: u32) -> Outcome {
     let mut expected = Vec::new();
     let lists: Vec<(usize, Vec<Range>)> = (0..600)
         .map(|_| {
-            // Mostly so few that they are parameters, at times so many that the table grows.
-            let count = [3, 100, 600, 3000][random.below(40).min(3 * 13) / 13];
+            // Mostly so few that they are parameters, at times so many that the table grows. Some are all of one
+            // length, some are not.
+            let count = [3, 100, 600, 9000][random.below(40).min(3 * 13) / 13];
+            let shorter = random.below(2);
             let at = expected.len();
-            let list = (0..1 + random.below(count)).map(|_| {
+            let list = (0..1 + random.below(count)).map(|i| {
                 let from = random.below(source.len() / SIZE) * SIZE;
-                expected.extend_from_slice(&bytes[from..][..SIZE]);
+                let len = if i == 0 { SIZE - shorter } else { SIZE };
+                expected.extend_from_slice(&bytes[from..][..len]);
                 Range {
                     address: source.address() + from,
-                    len: SIZE,
+                    len,
                 }
             });
             (at, list.collect())

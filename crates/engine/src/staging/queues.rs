@@ -187,10 +187,11 @@ impl Queues {
         };
         let made = &mut self.queues[at];
         let serial = made.serial;
+        let mut turns = 0;
         let outcome = loop {
             match start(made.queue.as_mut(), &self.ranges) {
                 // Copies that are under way make room when they end; if they fail, this one does.
-                Err(tcpx_cuda::Error::QueueFull { .. }) => std::thread::yield_now(),
+                Err(tcpx_cuda::Error::QueueFull { .. }) => tcpx_cuda::give_way(&mut turns),
                 outcome => break outcome,
             }
         };

@@ -165,7 +165,8 @@ impl Ring {
         self.entries.sort_unstable_by_key(|entry| entry.target);
         self.spans.clear();
         let mut end = 0;
-        for entry in &self.entries {
+        // An empty fragment, wherever it is said to go, is none.
+        for entry in self.entries.iter().filter(|entry| entry.len > 0) {
             if entry.target != end {
                 break;
             }
@@ -307,6 +308,11 @@ mod tests {
         fake.put(20, &[]);
         ring.find(20, 0).unwrap();
         assert!(ring.spans().is_empty());
+        // Nor are those of no bytes any.
+        fake.put(21, &[entry(500, 0, 20), entry(0, 20, 0), entry(900, 0, 0)]);
+        ring.find(21, 20).unwrap();
+        assert_eq!(ring.spans().len(), 1);
+        assert_eq!(fake.bytes(&ring), &fake.pages[..20]);
     }
 
     #[test]

@@ -20,7 +20,7 @@ typedef unsigned long long u64;
 
 // One range, as `Item` of src/table.rs: where from in the low 48 bits of x, the length in its high 16, where to in y.
 typedef ulonglong2 item;
-// One range of a list whose ranges all have the same length, as `Pair` of src/table.rs: where from in x, where to in y,
+// One range of a list whose ranges all have the same length, as `Pair` of src/pair.rs: where from in x, where to in y,
 // in steps.
 typedef int2 pair;
 #define STEP 16

@@ -9,7 +9,7 @@
 //! - [`DeviceBuffer`]: device memory for benchmarks and tests.
 //!
 //! Inside: `sys` is the driver's interface, `context` owns one CUDA context and what was made in it,
-//! `table` (pure) lays lists out as work for the kernel in `kernels/copy.cu`, `ring` (pure) finds room
+//! `side`, `table` and `pair` (pure) lay lists out as work for the kernel in `kernels/copy.cu`, `ring` (pure) finds room
 //! for it, `queue` starts it, `completion` tells when it is done. A queue, pinned memory and a buffer each
 //! hold their context by an `Arc`: dropping in any order is safe.
 //!
@@ -22,9 +22,11 @@ mod context;
 mod error;
 mod info;
 mod locate;
+mod pair;
 mod pinned;
 mod queue;
 mod ring;
+mod side;
 mod standin;
 mod stream;
 mod sys;

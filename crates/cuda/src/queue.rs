@@ -8,14 +8,13 @@ use std::time::{Duration, Instant};
 use crate::completion::{Completion, TICKETS, index};
 use crate::context::Context;
 use crate::error::Error;
+use crate::pair::{Alike, Pair, pair_up};
 use crate::pinned::Pinned;
 use crate::ring::Ring;
+use crate::side::{Dense, List, Ranges, Side, Sources, Targets, measure};
 use crate::stream::Stream;
 use crate::sys;
-use crate::table::{
-    Alike, Dense, Filled, Item, List, Pair, Ranges, Side, Sources, Targets, Walk, measure, pack,
-    pair_up,
-};
+use crate::table::{Filled, Item, Walk, pack};
 use crate::{Device, Entry, Path, Queue, Range, Ticket, give_way};
 
 /// Up to this many ranges go to the copy engine one by one: that takes less time than the kernel.
@@ -101,9 +100,14 @@ impl Form {
     fn room(&self, count: usize) -> usize {
         match self {
             Self::Items => count,
-            Self::Pairs(_) => count.div_ceil(2),
+            Self::Pairs(_) => room_of_pairs(count),
         }
     }
+}
+
+/// Two take the room of an item.
+fn room_of_pairs(count: usize) -> usize {
+    count.div_ceil(2)
 }
 
 impl CudaQueue {
@@ -250,7 +254,7 @@ impl CudaQueue {
         count: usize,
     ) -> Result<Option<(Items, Filled, Form)>, Error> {
         if F::CAN_PAIR && T::CAN_PAIR {
-            let room = count.div_ceil(2);
+            let room = room_of_pairs(count);
             let place = self.room(room)?;
             if let Some((filled, alike)) = pair_up(from, to, self.pairs(&place, count)) {
                 return Ok(Some((place, filled, Form::Pairs(alike))));
@@ -350,9 +354,9 @@ impl CudaQueue {
         }
     }
 
-    /// The same place, as `count` pairs: two take the room of an item.
+    /// The first `count` pairs of a place that `room` gave for as many.
     fn pairs(&mut self, place: &Items, count: usize) -> &mut [Pair] {
-        let items = self.items(place, count.div_ceil(2));
+        let items = self.items(place, room_of_pairs(count));
         // SAFETY: the items' memory is as long, aligned for more, and any bytes are valid for both types.
         unsafe { std::slice::from_raw_parts_mut(items.as_mut_ptr().cast(), count) }
     }

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::pinned::Pinned;
-use crate::table::{Dense, List, Ranges, Side, Sources, Targets, Walk, measure};
+use crate::side::{Dense, List, Ranges, Side, Sources, Targets, measure};
+use crate::table::Walk;
 use crate::{Device, Entry, Path, Queue, Range, Ticket};
 
 /// Copies in flight on one queue; as many as on a real one.

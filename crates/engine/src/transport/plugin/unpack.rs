@@ -9,10 +9,11 @@
 //!   entry          = u32 source (from the bounce pages) ‖ u32 length ‖ u64 target (from the posted address)
 //! ```
 
+use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use tcpx_cuda::{Device, DeviceBuffer};
+use tcpx_cuda::{Device, DeviceBuffer, Entry};
 use tcpx_ncclnet::{MemoryHandle, MemoryKind, RecvComm};
 use tcpx_net::{Cursor, Span};
 
@@ -27,15 +28,10 @@ const HANDLE_BYTES: usize = 24;
 const RING_BYTES: usize = SLOTS as usize * (ENTRIES * size_of::<Entry>() + size_of::<u64>());
 const COUNTS_AT: usize = SLOTS as usize * ENTRIES * size_of::<Entry>();
 
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Entry {
-    source: u32,
-    len: u32,
-    target: u64,
-}
-
-const _: () = assert!(size_of::<Entry>() == 16 && RING_BYTES == 524_416);
+// The plugin writes the entries of its ring with this layout.
+const _: () = assert!(offset_of!(Entry, from) == 0 && offset_of!(Entry, len) == 4);
+const _: () = assert!(offset_of!(Entry, to) == 8 && size_of::<Entry>() == 16);
+const _: () = assert!(RING_BYTES == 524_416);
 
 /// The receiving side of an unpack device.
 pub(super) struct Unpack {
@@ -162,22 +158,22 @@ impl Ring {
         self.entries.clear();
         self.entries.extend_from_slice(entries);
         // Chunks are appended in the order of their completion.
-        self.entries.sort_unstable_by_key(|entry| entry.target);
+        self.entries.sort_unstable_by_key(|entry| entry.to);
         self.spans.clear();
         let mut end = 0;
         // An empty fragment, wherever it is said to go, is none.
         for entry in self.entries.iter().filter(|entry| entry.len > 0) {
-            if entry.target != end {
+            if entry.to != end {
                 break;
             }
             end += u64::from(entry.len);
-            if u64::from(entry.source) + u64::from(entry.len) > 1 << 32 {
+            if u64::from(entry.from) + u64::from(entry.len) > 1 << 32 {
                 return broke(format!(
                     "a fragment of {} bytes at {} ends past the 4 GiB of bounce memory that offsets reach",
-                    entry.len, entry.source
+                    entry.len, entry.from
                 ));
             }
-            let source = self.bounce + entry.source as usize;
+            let source = self.bounce + entry.from as usize;
             // SAFETY: a fragment in the plugin's pages, which are ours to read until the receive is consumed.
             let span = unsafe { Span::new(source as *mut u8, entry.len as usize) };
             push_merged(&mut self.spans, span);
@@ -249,9 +245,9 @@ mod tests {
         fn put(&mut self, number: u64, entries: &[Entry]) {
             let slot = (number % SLOTS) as usize;
             for (index, entry) in entries.iter().enumerate() {
-                let word = u128::from(entry.source)
+                let word = u128::from(entry.from)
                     | u128::from(entry.len) << 32
-                    | u128::from(entry.target) << 64;
+                    | u128::from(entry.to) << 64;
                 self.memory[slot * ENTRIES + index] = word;
             }
             self.set_count(number, entries.len() as u64);
@@ -275,12 +271,8 @@ mod tests {
         }
     }
 
-    fn entry(source: u32, len: u32, target: u64) -> Entry {
-        Entry {
-            source,
-            len,
-            target,
-        }
+    fn entry(from: u32, len: u32, to: u64) -> Entry {
+        Entry { from, len, to }
     }
 
     #[test]
@@ -309,10 +301,12 @@ mod tests {
         ring.find(20, 0).unwrap();
         assert!(ring.spans().is_empty());
         // Nor are those of no bytes any.
-        fake.put(21, &[entry(500, 0, 20), entry(0, 20, 0), entry(900, 0, 0)]);
-        ring.find(21, 20).unwrap();
-        assert_eq!(ring.spans().len(), 1);
-        assert_eq!(fake.bytes(&ring), &fake.pages[..20]);
+        for (at, empty) in [(21, entry(500, 0, 20)), (22, entry(900, 0, 7))] {
+            fake.put(at, &[empty, entry(0, 20, 0)]);
+            ring.find(at, 20).unwrap();
+            assert_eq!(ring.spans().len(), 1);
+            assert_eq!(fake.bytes(&ring), &fake.pages[..20]);
+        }
     }
 
     #[test]

@@ -9,7 +9,9 @@ import functools
 import multiprocessing
 import os
 import signal
+import time
 import traceback
+from pathlib import Path
 
 from endpoint import TIMEOUT, Endpoint
 
@@ -56,6 +58,19 @@ def serve(connection, environment):
         endpoint.close()
 
 
+def all_stopped(pid):
+    """Whether each thread of a process has stopped, which takes longer than sending the signal."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            stat = (task / "stat").read_text()
+        except OSError:  # it has ended
+            continue
+        # The name, in parentheses, may hold anything; the state follows.
+        if stat.rpartition(")")[2].split()[0] != "T":
+            return False
+    return True
+
+
 class Peer:
     """Calls an `Endpoint`'s methods by their names; `run` calls any function of a module with the endpoint."""
 
@@ -90,11 +105,10 @@ class Peer:
         return answer
 
     def freeze(self):
-        """Stops the process as a debugger would; whoever waits for it, waits."""
+        """Stops the process as a debugger would, and returns once all its threads have stopped; whoever waits for it, waits."""
         os.kill(self.process.pid, signal.SIGSTOP)
-        stat = f"/proc/{self.process.pid}/stat"
-        while open(stat).read().rpartition(")")[2].split()[0] != "T":
-            pass
+        while not all_stopped(self.process.pid):
+            time.sleep(0.001)
 
     def thaw(self):
         os.kill(self.process.pid, signal.SIGCONT)

@@ -43,8 +43,8 @@ use memory::Registrations;
 
 /// One end of a connection: [`SendComm`] or [`RecvComm`].
 ///
-/// Dropping it deregisters its memory and closes it. Requests that are not done are abandoned; once the
-/// drop returns, the plugin no longer touches their memory.
+/// Dropping it deregisters its memory and closes it (but see [`SendComm::accepted`]). Requests that are not done are
+/// abandoned; once the drop returns, the plugin no longer touches their memory.
 ///
 /// # Polling
 ///
@@ -74,6 +74,11 @@ mod sealed {
         /// Requests beside those of messages.
         fn flushes(&self) -> usize {
             0
+        }
+
+        /// Whether a thread of the plugin may be at work on a connection that it has given already.
+        fn may_be_connecting(&self) -> bool {
+            false
         }
     }
 }
@@ -244,6 +249,15 @@ impl<D: Direction> Comm<D> {
 
 impl<D: Direction> Drop for Comm<D> {
     fn drop(&mut self) {
+        if self.direction.may_be_connecting() && self.registrations.is_empty() {
+            tracing::debug!(
+                plugin = self.core.name,
+                "comm left open: it may still be connecting"
+            );
+            // A thread of the plugin may be at work on it: keep its code loaded.
+            std::mem::forget(Arc::clone(&self.core));
+            return;
+        }
         let abandoned = self.in_flight();
         if abandoned > 0 {
             tracing::debug!(

@@ -66,7 +66,7 @@ impl Connecting {
         let Some(attempt) = &self.attempt else {
             return Poll::Ready(Err(Error::Dead { call: "connect" }));
         };
-        self.started = true;
+        let first = !std::mem::replace(&mut self.started, true);
         let attempt = attempt.as_ptr();
         // SAFETY: handle and out-parameters are the attempt's own and keep their addresses; an attempt
         // that has failed or is complete is no longer here.
@@ -94,7 +94,7 @@ impl Connecting {
             comm,
             self.device,
             false,
-            Sending::new(),
+            Sending::new(first),
         )))
     }
 }

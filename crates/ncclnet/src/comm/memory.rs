@@ -238,6 +238,11 @@ impl Registrations {
         self.handles.get_mut(index)?.take()
     }
 
+    /// Whether no memory was ever registered.
+    pub(super) fn is_empty(&self) -> bool {
+        self.handles.is_empty()
+    }
+
     /// Deregisters all that is left.
     pub(super) fn clear(&mut self, core: &Core, comm: Ptr) {
         for raw in self.handles.drain(..).flatten() {

@@ -8,21 +8,37 @@ pub type SendComm = Comm<Sending>;
 
 /// Marks a [`SendComm`].
 #[derive(Debug)]
-pub struct Sending(());
+pub struct Sending {
+    /// The plugin gave the comm on the first call of `connect`, and nobody has said that the peer accepted it.
+    may_be_connecting: bool,
+}
 
 impl Direction for Sending {}
 
 impl sealed::Direction for Sending {
     const SENDS: bool = true;
+
+    fn may_be_connecting(&self) -> bool {
+        self.may_be_connecting
+    }
 }
 
 impl Sending {
-    pub(super) fn new() -> Self {
-        Self(())
+    pub(super) fn new(may_be_connecting: bool) -> Self {
+        Self { may_be_connecting }
     }
 }
 
 impl SendComm {
+    /// The peer has accepted the connection.
+    ///
+    /// A plugin should give a comm when it is connected. Some (Fast Socket) give it at once and let a thread connect it,
+    /// which would touch the memory of a comm that was closed meanwhile. So a comm that was given by the first call and
+    /// is dropped before this, and before memory was registered on it, is not closed but left behind.
+    pub fn accepted(&mut self) {
+        self.direction.may_be_connecting = false;
+    }
+
     /// Queues a message: `bytes` bytes at `offset` of registered memory. `None` means that there is no
     /// room now: test the oldest request and try again.
     ///

@@ -96,9 +96,14 @@ impl Counters {
         self.get("loop_plugin_inits")
     }
 
+    /// Comms that a thread of the plugin is connecting.
+    pub(crate) fn connecting(&self) -> i32 {
+        self.get("loop_plugin_connecting")
+    }
+
     fn get(&self, name: &str) -> i32 {
         let name = CString::new(name).unwrap();
-        // SAFETY: both are atomic ints of the plugin, which stays loaded while `self` lives.
+        // SAFETY: all are atomic ints of the plugin, which stays loaded while `self` lives.
         unsafe {
             let counter = self.0.get::<*const AtomicI32>(name.to_bytes_with_nul());
             (**counter.unwrap()).load(Ordering::SeqCst)

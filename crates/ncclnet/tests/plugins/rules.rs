@@ -80,6 +80,32 @@ fn listeners_are_closed_but_for_one_whose_accept_is_pending() {
 }
 
 #[test]
+fn a_comm_that_was_given_at_once_is_closed_only_if_the_peer_accepted_it() {
+    // The plugin aborts the process when one is closed that a thread of its is connecting.
+    for version in [4, 6, 12] {
+        let library = build::plugin(&format!("eager-{version}"), version, &["-DEAGER"]);
+        let counters = Counters::of(&library);
+        let plugin = Plugin::open(build::path(&library)).unwrap();
+        let idle = counters.live();
+        let listener = plugin.listen(0).unwrap();
+        let mut connecting = plugin.connect(0, listener.handle()).unwrap();
+        let Poll::Ready(Ok(comm)) = connecting.poll() else {
+            panic!("it is given at once");
+        };
+        drop((comm, listener));
+        assert_eq!(counters.live(), idle + 1, "it was left behind");
+        let (mut send, recv) = connect(&plugin, 0, 1);
+        // The acceptor can be ahead of the thread that connects.
+        while counters.connecting() > 0 {
+            std::thread::yield_now();
+        }
+        send.accepted();
+        drop((send, recv));
+        assert_eq!(counters.live(), idle + 1);
+    }
+}
+
+#[test]
 fn a_listener_gives_one_connection() {
     let plugin = open("spent", 6, &[]);
     let mut listener = plugin.listen(0).unwrap();

@@ -162,9 +162,12 @@ fn connect_all(
         }
     }
     let comms = attempts.into_iter().filter_map(|attempt| {
+        let mut send = attempt.send?;
+        // The peer's empty frame said so.
+        send.accepted();
         Some(Comms {
             net: Arc::clone(net),
-            send: attempt.send?,
+            send,
             recv: attempt.recv?,
             message_bytes: attempt.message_bytes,
         })

@@ -61,8 +61,10 @@ impl RemoteProcess {
         for (variable, _) in std::env::vars_os() {
             let variable = variable.to_string_lossy().into_owned();
             let ours = ["TCPX_", "NCCL_", "UCCL_"];
-            // What is to be seen, and how the emulated plugin behaves, is the same for all.
-            let shared = variable == "TCPX_LOG" || variable.starts_with("TCPX_EMU_");
+            // What is to be seen, and how the plugin under test behaves, is the same for all.
+            let shared = variable == "TCPX_LOG"
+                || variable.starts_with("TCPX_EMU_")
+                || variable.starts_with("NCCL_") && Setup::names_a_plugin();
             if ours.iter().any(|p| variable.starts_with(p)) && !shared {
                 command.env_remove(variable);
             }

@@ -24,6 +24,11 @@ impl Setup {
         setup
     }
 
+    /// Whether the tests run on a plugin, whose own variables are then part of what is tested.
+    pub(crate) fn names_a_plugin() -> bool {
+        Self::base().pairs.iter().any(|(key, _)| key == "plugin")
+    }
+
     /// One lane, one worker, otherwise the defaults: the smallest there is.
     #[must_use]
     pub fn lanes1_workers1() -> Self {

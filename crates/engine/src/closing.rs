@@ -14,6 +14,8 @@ use crate::transport::tcp::Mark;
 
 /// How long closing waits for peers at the most; less where `peer_timeout` is less. Long enough for a connection that
 /// is still being made and for peers under load, bearable where a peer has vanished without a word.
+///
+/// A plugin may take longer to make a connection: that is waited for first, as long as connecting may take.
 const CLOSE_TIME: Duration = Duration::from_secs(5);
 
 /// How soon the answers are looked for, and how seldom in the end. A round trip takes from some tens of microseconds on.
@@ -23,15 +25,21 @@ const LAST_LOOK: Duration = Duration::from_millis(5);
 /// Waits until every peer has what was sent to it, or cannot be reached, or the time is over.
 pub(crate) fn flush(core: &Core) {
     let limit = CLOSE_TIME.min(core.config.peer_timeout());
-    let deadline = Instant::now() + limit;
-    let mut leaving: Vec<_> = core.all_peers().into_iter().map(Leaving::new).collect();
+    let to_connect = match core.net {
+        Some(_) => limit.max(core.config.connect_timeout()),
+        None => limit,
+    };
+    let deadline = Instant::now() + to_connect;
+    let peers = core.all_peers().into_iter();
+    let mut leaving: Vec<_> = peers.map(|peer| Leaving::new(peer, deadline)).collect();
     let mut pause = FIRST_LOOK;
     loop {
-        leaving.retain_mut(|peer| !peer.has_everything());
+        leaving.retain_mut(|peer| !peer.has_everything(limit));
         if leaving.is_empty() {
             return;
         }
-        if Instant::now() >= deadline {
+        let now = Instant::now();
+        if leaving.iter().all(|peer| now >= peer.deadline) {
             break;
         }
         sleep(pause);
@@ -40,7 +48,6 @@ pub(crate) fn flush(core: &Core) {
     for Leaving { peer, .. } in leaving {
         tracing::warn!(
             peer = peer.name(),
-            ?limit,
             "the session closes without an answer from a peer, which may not get everything that was sent to it"
         );
     }
@@ -51,19 +58,28 @@ struct Leaving {
     peer: Arc<PeerShared>,
     /// Once nothing waits for a connection.
     marks: Option<Vec<Mark>>,
+    /// When it is no longer waited for.
+    deadline: Instant,
 }
 
 impl Leaving {
-    fn new(peer: Arc<PeerShared>) -> Self {
-        Self { peer, marks: None }
+    fn new(peer: Arc<PeerShared>, deadline: Instant) -> Self {
+        Self {
+            peer,
+            marks: None,
+            deadline,
+        }
     }
 
-    fn has_everything(&mut self) -> bool {
+    /// Once there is a connection, the answer has `limit` to come.
+    fn has_everything(&mut self, limit: Duration) -> bool {
         if self.marks.is_none() && self.peer.has_waiting_notifications() {
             return false;
         }
-        let mark = || self.peer.connections().iter().map(Mark::new).collect();
-        let marks = self.marks.get_or_insert_with(mark);
+        let marks = self.marks.get_or_insert_with(|| {
+            self.deadline = Instant::now() + limit;
+            self.peer.connections().iter().map(Mark::new).collect()
+        });
         marks.retain(|mark| !mark.is_reached());
         marks.is_empty()
     }

@@ -122,6 +122,9 @@ const MAX_LANES: usize = 64;
 /// The smallest chunk: below this the frame headers begin to cost.
 const MIN_CHUNK_BYTES: usize = 16 << 10;
 
+/// GPUDirect-TCPX programs flow rules for each connection, and then waits five seconds.
+const PLUGIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+
 struct Setting {
     key: &'static str,
     variables: &'static [&'static str],
@@ -294,8 +297,10 @@ const SETTINGS: &[Setting] = &[
         help: "How long connecting to a peer may take, all lanes and the handshake together.",
         expected: "a time from 100ms to 1h, such as 10s, 500ms or 2m (a bare number is seconds)",
         parse: |c, v| duration(v, Duration::from_millis(100)).map(|d| c.connect_timeout = d),
-        show: |c| format!("{:?}", c.connect_timeout),
-        reason: || "10 s: survives three lost SYN packets".into(),
+        show: |c| format!("{:?}", c.connect_timeout()),
+        reason: || {
+            "10 s: survives three lost SYN packets; 30 s on a plugin: GPUDirect-TCPX takes more than five".into()
+        },
     },
     Setting {
         key: "spin_us",
@@ -591,10 +596,15 @@ impl Config {
 
     /// At least so many lanes, unless somebody said how many.
     pub(crate) fn raise_lanes(&mut self, lanes: usize) {
-        let index = SETTINGS.iter().position(|s| s.key == "lanes");
-        if index.is_some_and(|index| self.sources[index] == Source::Default) {
+        if self.is_default("lanes") {
             self.lanes = self.lanes.max(lanes.min(MAX_LANES));
         }
+    }
+
+    /// Whether nobody has set this.
+    fn is_default(&self, key: &str) -> bool {
+        let index = SETTINGS.iter().position(|s| s.key == key);
+        index.is_some_and(|index| self.sources[index] == Source::Default)
     }
 
     /// How long a peer with work outstanding may make no progress.
@@ -603,10 +613,13 @@ impl Config {
         self.peer_timeout
     }
 
-    /// How long connecting may take.
+    /// How long connecting may take. Unless somebody has set it, plugins have more time.
     #[must_use]
     pub fn connect_timeout(&self) -> Duration {
-        self.connect_timeout
+        match self.transport {
+            TransportKind::Plugin if self.is_default("connect_timeout") => PLUGIN_CONNECT_TIMEOUT,
+            _ => self.connect_timeout,
+        }
     }
 
     /// How long a worker looks for more work before it sleeps.

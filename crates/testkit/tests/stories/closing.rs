@@ -226,6 +226,25 @@ fn a_peer_is_gone(setup: &Setup) {
 }
 
 #[test]
+fn notifications_arrive_though_a_plugin_takes_its_time_to_connect() {
+    story(|| {
+        let setup = Setup::lanes4_workers3();
+        let bob = RemoteProcess::open("bob", &setup);
+        // As GPUDirect-TCPX does; other transports do not mind.
+        let mut slow = std::process::Command::new(tcpx_testkit::remote::binary());
+        slow.env("TCPX_EMU_PENDING_MS", "6000");
+        let alice = RemoteProcess::spawn("alice", slow);
+        alice.reopen(&setup);
+        alice.knows_info(&bob.info());
+        alice.notify("bob", b"farewell");
+        alice.begin::<()>(Command::Close).get();
+        let heard = bob.notifications();
+        assert_eq!(heard.len(), 1);
+        assert_eq!(heard[0].message, b"farewell");
+    });
+}
+
+#[test]
 fn a_peer_that_is_stopped_is_not_waited_for_as_long_as_transfers_would() {
     story(|| {
         let setup = Setup::lanes4_workers3().with("peer_timeout", "1h");

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::pinned::Pinned;
 use crate::queue::CudaQueue;
 use crate::sys::{self, Api};
-use crate::{Device, Path, Queue, info};
+use crate::{Current, Device, Path, Queue, info};
 
 /// The kernels, as PTX: the driver compiles them for the GPU it finds.
 const PTX: &CStr = match CStr::from_bytes_with_nul(
@@ -67,8 +67,8 @@ impl Context {
         Ok(Self::shared(api, raw, device, ordinal, true))
     }
 
-    /// The context that some memory was allocated in.
-    pub(crate) fn of_memory(
+    /// A context that is somebody else's: that of some memory, or of a thread.
+    pub(crate) fn of_raw(
         api: &'static Api,
         raw: sys::Context,
         ordinal: u32,
@@ -212,6 +212,10 @@ impl Device for Context {
 
     fn pin(&self, len: usize) -> Result<Pinned, Error> {
         Pinned::near(self.arc(), len)
+    }
+
+    fn make_current(&self) -> Result<Current, Error> {
+        self.enter().map(Current::new)
     }
 
     fn ordinal(&self) -> u32 {

@@ -2,7 +2,7 @@
 //!
 //! The CUDA driver is loaded at run time, never linked: the same binary runs where there is no GPU.
 //!
-//! - [`locate`]: which device an address belongs to. [`device`], [`devices`]: devices by number.
+//! - [`locate`]: which device an address belongs to. [`device`], [`devices`]: devices by number. [`current`]: the thread's.
 //! - [`Device`]: a CUDA context, or the [`StandIn`], with which everything above is tested without a GPU.
 //! - [`Queue`]: copies in order, without waiting: many small ranges cost one kernel launch.
 //! - [`Pinned`]: host memory that the device reads and writes by itself, on its own NUMA node.
@@ -32,12 +32,12 @@ mod stream;
 mod sys;
 mod table;
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 
 pub use buffer::DeviceBuffer;
 pub use error::Error;
 pub use info::{DeviceInfo, devices, free_bytes};
-pub use locate::{device, locate};
+pub use locate::{current, device, locate};
 pub use pinned::Pinned;
 pub use standin::StandIn;
 
@@ -95,6 +95,10 @@ pub trait Device: Send + Sync + Debug {
     /// device of its kind.
     fn pin(&self, len: usize) -> Result<Pinned, Error>;
 
+    /// Makes the device current on this thread until the guard is dropped. For libraries that take the device that they
+    /// are to work for from the thread that calls them.
+    fn make_current(&self) -> Result<Current, Error>;
+
     /// The device's number in this process.
     fn ordinal(&self) -> u32;
 
@@ -104,6 +108,26 @@ pub trait Device: Send + Sync + Debug {
     /// Whether both are the same context, so that a queue of one can serve the memory of the other.
     fn is_same(&self, other: &dyn Device) -> bool {
         self.identity() == other.identity()
+    }
+}
+
+/// A device is current on this thread; when this is dropped, the one before is again.
+pub struct Current(Option<context::Scope>);
+
+impl Current {
+    fn new(scope: context::Scope) -> Self {
+        Self(Some(scope))
+    }
+
+    /// Nothing was to be done.
+    fn nothing() -> Self {
+        Self(None)
+    }
+}
+
+impl Debug for Current {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Current").field(&self.0.is_some()).finish()
     }
 }
 

@@ -32,10 +32,37 @@ pub fn locate(address: usize, len: usize) -> Result<Option<Arc<dyn Device>>, Err
         // Pools and virtual memory management belong to a device, not to a context.
         Context::primary(api, place.ordinal)?
     } else {
-        Context::of_memory(api, place.context, place.ordinal)?
+        Context::of_raw(api, place.context, place.ordinal)?
     };
     place.check_range(&context, address, len)?;
     Ok(Some(context))
+}
+
+/// The device whose context is current on this thread; `None` if there is none.
+///
+/// Never loads or initialises CUDA, and is safe in a forked child, as [`locate`] is.
+pub fn current() -> Result<Option<Arc<dyn Device>>, Error> {
+    if sys::is_forked() {
+        return Ok(None);
+    }
+    let Some(api) = sys::loaded()? else {
+        return Ok(None);
+    };
+    let mut context = std::ptr::null_mut();
+    // SAFETY: stores a handle.
+    let code = unsafe { (api.ctx_get_current)(&mut context) };
+    match code {
+        sys::SUCCESS if context.is_null() => return Ok(None),
+        // CUDA is not at work here, yet or any more.
+        sys::NOT_INITIALIZED | sys::DEINITIALIZED => return Ok(None),
+        code => api.check(code, "asking for the current context")?,
+    }
+    let mut device = 0;
+    // SAFETY: stores a number.
+    let code = unsafe { (api.ctx_get_device)(&mut device) };
+    api.check(code, "asking for the current device")?;
+    let ordinal = device.unsigned_abs();
+    Ok(Some(Context::of_raw(api, context, ordinal)?))
 }
 
 /// The device's primary context, which is made, and CUDA initialised, if need be.

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::pinned::Pinned;
 use crate::side::{Dense, List, Ranges, Side, Sources, Targets, measure};
 use crate::table::Walk;
-use crate::{Device, Entry, Path, Queue, Range, Ticket};
+use crate::{Current, Device, Entry, Path, Queue, Range, Ticket};
 
 /// Copies in flight on one queue; as many as on a real one.
 const TICKETS: u64 = crate::completion::TICKETS as u64;
@@ -74,6 +74,10 @@ impl Device for StandIn {
             issued: 0,
             fails_after: self.fails_after,
         }))
+    }
+
+    fn make_current(&self) -> Result<Current, Error> {
+        Ok(Current::nothing())
     }
 
     fn pin(&self, len: usize) -> Result<Pinned, Error> {

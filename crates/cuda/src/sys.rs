@@ -98,6 +98,7 @@ api! {
     primary_ctx_get_state = "cuDevicePrimaryCtxGetState"(Device, *mut c_uint, *mut c_int);
 
     ctx_get_current = "cuCtxGetCurrent"(*mut Context);
+    ctx_get_device = "cuCtxGetDevice"(*mut Device);
     ctx_push_current = "cuCtxPushCurrent_v2"(Context);
     ctx_pop_current = "cuCtxPopCurrent_v2"(*mut Context);
 

@@ -73,6 +73,11 @@ fn every_check_of_the_probe_succeeds() {
 }
 
 #[test]
+fn the_second_device_is_told_from_the_first() {
+    probe(&["--check-only", "--device", "1"]);
+}
+
+#[test]
 fn nothing_is_left_behind() {
     probe(&["--leak", "20"]);
 }

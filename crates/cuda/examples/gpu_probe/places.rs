@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use tcpx_cuda::{Error, Range, device, locate};
+use tcpx_cuda::{Error, Range, current, device, locate};
 
 use crate::Outcome;
 use crate::bytes::{Random, expect_equal};
@@ -14,10 +14,24 @@ pub(crate) fn run(ordinal: u32) -> Outcome {
     let driver = Driver::open()?;
     let primary = device(ordinal)?;
     expect_current(&driver, std::ptr::null_mut(), "after opening a device")?;
+    if let Some(found) = current()? {
+        return Err(format!("{found:?} counts as current where nothing is").into());
+    }
+    let guard = primary.make_current()?;
+    match current()? {
+        Some(found) if found.is_same(&*primary) && found.ordinal() == ordinal => {}
+        found => return Err(format!("{found:?} counts as current instead of {primary:?}").into()),
+    }
+    drop(guard);
+    expect_current(&driver, std::ptr::null_mut(), "after leaving a device")?;
 
     // What the application has current, below: a context of its own.
     let mut other: Context = std::ptr::null_mut();
     driver.ctx_create(&mut other, 0, ordinal as c_int)?;
+    match current()? {
+        Some(found) if !found.is_same(&*primary) && found.ordinal() == ordinal => {}
+        found => return Err(format!("{found:?} counts as current, not the second context").into()),
+    }
 
     let plain = vec![0_u8; LEN];
     expect_host("plain memory", plain.as_ptr().addr())?;

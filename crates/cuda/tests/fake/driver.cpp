@@ -22,8 +22,10 @@ enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_INITIALIZED = 3, NO_SUCH_DEVICE = 101
        INVALID_HANDLE = 400, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
 constexpr u64 TOTAL = 64ull << 30;
 
+constexpr int DEVICES = 2;
+
 struct context {
-  bool is_primary;
+  int device;
 };
 struct stream {
   context *owner;
@@ -41,12 +43,13 @@ struct allocation {
   size_t len;
   context *owner;
   enum { DEVICE, HOST, MANAGED } kind;
+  int device;
 };
 
 std::recursive_mutex lock;
 bool is_initialised;
-context primary{true};
-int primary_users;
+context primary[DEVICES] = {{0}, {1}};
+int primary_users[DEVICES];
 int failure;
 u64 in_use;
 std::map<u64, allocation> memory;
@@ -68,7 +71,7 @@ bool reaches(context *from, u64 address, u64 len) {
     auto found = find(address);
     if (!found) return false;
     auto &at = found->second;
-    if (at.kind == allocation::DEVICE && at.owner && at.owner != from) return false;
+    if (at.kind == allocation::DEVICE && (at.owner ? at.owner != from : at.device != from->device)) return false;
     u64 here = std::min(len, found->first + at.len - address);
     address += here;
     len -= here;
@@ -116,7 +119,7 @@ u64 map_pages(size_t len) {
 int allocate(u64 *address, size_t len, context *owner, decltype(allocation::kind) kind) {
   if (!top()) return INVALID_CONTEXT;
   *address = map_pages(len);
-  memory[*address] = {len, owner, kind};
+  memory[*address] = {len, owner, kind, top()->device};
   in_use += len;
   return SUCCESS;
 }
@@ -146,36 +149,40 @@ API cuGetErrorName(int code, const char **name) {
 }
 API cuDeviceGet(int *device, int ordinal) {
   if (!is_initialised) return NOT_INITIALIZED;
-  return ordinal == 0 ? (*device = 0, SUCCESS) : NO_SUCH_DEVICE;
+  return ordinal >= 0 && ordinal < DEVICES ? (*device = ordinal, SUCCESS) : NO_SUCH_DEVICE;
 }
-API cuDeviceGetCount(int *count) { return *count = 1, SUCCESS; }
+API cuDeviceGetCount(int *count) { return *count = DEVICES, SUCCESS; }
 API cuDeviceGetName(char *name, int len, int) { return strncpy(name, "Fake", len), SUCCESS; }
 API cuDeviceGetAttribute(int *value, int, int) { return *value = 7, SUCCESS; }
 API cuDeviceGetPCIBusId(char *id, int len, int) { return strncpy(id, "FFFF:0A:00.0", len), SUCCESS; }
 API cuDeviceTotalMem_v2(size_t *bytes, int) { return *bytes = TOTAL, SUCCESS; }
 
-API cuDevicePrimaryCtxRetain(context **made, int) {
+API cuDevicePrimaryCtxRetain(context **made, int device) {
   LOCKED;
-  primary_users++;
-  return *made = &primary, SUCCESS;
+  primary_users[device]++;
+  return *made = &primary[device], SUCCESS;
 }
-API cuDevicePrimaryCtxRelease_v2(int) {
+API cuDevicePrimaryCtxRelease_v2(int device) {
   LOCKED;
-  return --primary_users < 0 ? INVALID_CONTEXT : SUCCESS;
+  return --primary_users[device] < 0 ? INVALID_CONTEXT : SUCCESS;
 }
-API cuDevicePrimaryCtxGetState(int, unsigned *flags, int *is_active) {
+API cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *is_active) {
   LOCKED;
-  return *flags = 0, *is_active = primary_users > 0, SUCCESS;
+  return *flags = 0, *is_active = primary_users[device] > 0, SUCCESS;
 }
-API cuCtxGetCurrent(context **found) { return *found = top(), SUCCESS; }
+API cuCtxGetCurrent(context **found) {
+  if (!is_initialised) return NOT_INITIALIZED;
+  return *found = top(), SUCCESS;
+}
+API cuCtxGetDevice(int *device) { return top() ? (*device = top()->device, SUCCESS) : INVALID_CONTEXT; }
 API cuCtxPushCurrent_v2(context *pushed) { return current.push_back(pushed), SUCCESS; }
 API cuCtxPopCurrent_v2(context **popped) {
   if (current.empty()) return INVALID_CONTEXT;
   *popped = top();
   return current.pop_back(), SUCCESS;
 }
-API cuCtxCreate_v2(context **made, unsigned, int) {
-  *made = new context{false};
+API cuCtxCreate_v2(context **made, unsigned, int device) {
+  *made = new context{device};
   return current.push_back(*made), SUCCESS;
 }
 API cuCtxDestroy_v2(context *gone) {
@@ -192,7 +199,7 @@ API cuPointerGetAttributes(unsigned, const int *, void **values, u64 address) {
   *(context **)values[0] = found ? found->second.owner : nullptr;
   *(unsigned *)values[1] = !found ? 0 : kind == allocation::HOST ? 1 : 2;
   *(bool *)values[2] = kind == allocation::MANAGED;
-  *(int *)values[3] = 0;
+  *(int *)values[3] = found ? found->second.device : 0;
   return SUCCESS;
 }
 API cuMemGetAddressRange_v2(u64 *base, size_t *len, u64 address) {
@@ -236,7 +243,7 @@ API cuMemFreeHost(u64 address) {
 API cuMemHostRegister_v2(u64 address, size_t len, unsigned flags) {
   LOCKED;
   if (!top() || flags != 3 || address % 4096 || find(address)) return INVALID_VALUE;
-  memory[address] = {len, top(), allocation::HOST};
+  memory[address] = {len, top(), allocation::HOST, top()->device};
   return SUCCESS;
 }
 API cuMemHostUnregister(u64 address) {
@@ -247,11 +254,12 @@ API cuMemHostGetDevicePointer_v2(u64 *seen, u64 address, unsigned) { return *see
 
 API cuMemAddressReserve(u64 *address, size_t len, size_t, u64, u64) { return *address = map_pages(len), SUCCESS; }
 API cuMemAddressFree(u64 address, size_t len) { return munmap((void *)address, len); }
-API cuMemCreate(u64 *handle, size_t, const void *, u64) { return *handle = 1, SUCCESS; }
+// The device is the fourth number of the properties.
+API cuMemCreate(u64 *handle, size_t, const int *properties, u64) { return *handle = 1 + properties[3], SUCCESS; }
 API cuMemRelease(u64) { return SUCCESS; }
-API cuMemMap(u64 address, size_t len, size_t, u64, u64) {
+API cuMemMap(u64 address, size_t len, size_t, u64 handle, u64) {
   LOCKED;
-  return memory[address] = {len, nullptr, allocation::DEVICE}, SUCCESS;
+  return memory[address] = {len, nullptr, allocation::DEVICE, (int)handle - 1}, SUCCESS;
 }
 API cuMemUnmap(u64 address, size_t) {
   LOCKED;
@@ -259,6 +267,10 @@ API cuMemUnmap(u64 address, size_t) {
 }
 API cuMemSetAccess(u64, size_t, const void *, size_t) { return SUCCESS; }
 
+API cuMemcpyHtoD_v2(u64 to, u64 from, size_t len) {
+  LOCKED;
+  return reaches(top(), to, len) ? (memcpy((void *)to, (void *)from, len), SUCCESS) : ILLEGAL_ADDRESS;
+}
 API cuMemcpyDtoHAsync_v2(u64 to, u64 from, size_t len, stream *on) {
   LOCKED;
   return copy_later(to, from, len, on, false, true);
@@ -295,6 +307,10 @@ API cuStreamQuery(stream *on) {
   if (on->finished == on->pushed) return SUCCESS;
   int code = run_until(on, on->finished + (on->pushed - on->finished + 1) / 2);
   return code ? code : NOT_READY;
+}
+API cuStreamSynchronize(stream *on) {
+  LOCKED;
+  return failure ? failure : run_until(on, on->pushed);
 }
 API cuEventCreate(event **made, unsigned flags) {
   LOCKED;

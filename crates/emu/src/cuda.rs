@@ -14,6 +14,8 @@ type Handle = *mut c_void;
 const NOT_READY: Code = 600;
 /// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`.
 const PORTABLE_MAPPED: c_uint = 1 | 2;
+/// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
+const DEVICE_ORDINAL: c_int = 9;
 /// `CU_STREAM_NON_BLOCKING`: no order with the caller's default stream.
 const NON_BLOCKING: c_uint = 1;
 
@@ -50,6 +52,8 @@ driver! {
     init = c"cuInit": fn(c_uint);
     primary_retain = c"cuDevicePrimaryCtxRetain": fn(*mut Handle, c_int);
     current = c"cuCtxGetCurrent": fn(*mut Handle);
+    context_device = c"cuCtxGetDevice": fn(*mut c_int);
+    attributes = c"cuPointerGetAttributes": fn(c_uint, *const c_int, *const *mut c_void, Pointer);
     push = c"cuCtxPushCurrent_v2": fn(Handle);
     pop = c"cuCtxPopCurrent_v2": fn(*mut Handle);
     alloc = c"cuMemAlloc_v2": fn(*mut Pointer, usize);
@@ -159,6 +163,24 @@ impl Gpu {
             check("cuDevicePrimaryCtxRetain", code)?;
         }
         Ok(Self { driver, context })
+    }
+
+    /// The number of this GPU, and of the one that memory is said to be of.
+    pub(crate) fn ordinals(self, address: usize) -> Result<(c_int, c_int), Error> {
+        self.within(|driver| {
+            let (mut own, mut of_memory): (c_int, c_int) = (-1, -1);
+            // SAFETY: the driver's contract.
+            check("cuCtxGetDevice", unsafe {
+                (driver.context_device)(&raw mut own)
+            })?;
+            let (attribute, value) = (DEVICE_ORDINAL, (&raw mut of_memory).cast::<c_void>());
+            // SAFETY: the driver's contract; one attribute, which is an int.
+            let code = unsafe {
+                (driver.attributes)(1, &raw const attribute, &raw const value, address as u64)
+            };
+            check("cuPointerGetAttributes", code)?;
+            Ok((own, of_memory))
+        })
     }
 
     pub(crate) fn push(self) -> Result<(), Error> {

@@ -81,6 +81,8 @@ pub(crate) enum Misuse {
     MemoryType { kind: c_int },
     #[error("CUDA memory at {address:#x} is not 4096-aligned")]
     Unaligned { address: usize },
+    #[error("memory at {address:#x} is not of the GPU that is current, {current}")]
+    OtherGpu { address: usize, current: c_int },
     #[error("a registration of {size} bytes: {rule}")]
     RegistrationSize { size: i64, rule: &'static str },
     #[error("a registration was used with a comm that it was not made for")]

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::emulator::{Emulator, Flavor};
 use crate::error::{Error, Misuse};
+use crate::memory::Memory;
 use crate::pages::PAGE;
 use crate::tables::memory_kind::{CUDA, HOST};
 
@@ -67,6 +68,16 @@ pub(crate) fn register(
                 what: "the memory to register",
             }
             .into());
+        }
+        if kind == CUDA
+            && let Memory::Cuda(gpu) = Memory::current(emulator.settings.memory)?
+        {
+            // The real one would export the memory as that of the current GPU.
+            let (current, of_memory) = gpu.ordinals(base)?;
+            if of_memory != current {
+                let address = base;
+                return Err(Misuse::OtherGpu { address, current }.into());
+            }
         }
     }
     emulator.registrations.fetch_add(1, Relaxed);

@@ -321,6 +321,9 @@ impl Regions {
             },
             _ => MemoryKind::Host,
         };
+        if let (Some(net), MemoryKind::Cuda { .. }, Some(device)) = (&core.net, kind, &device) {
+            net.serve(device);
+        }
         let key = self.key(span, kind);
         let descriptor = RegionDescriptor::new(span.address() as u64, span.len() as u64, key, kind)
             .map_err(|_| bad())?;

@@ -1,5 +1,9 @@
 //! Memory whose bytes are known.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tcpx::cuda::DeviceBuffer;
 use tcpx::{Buffer, Error, MemoryKind, Region, Session};
 
 use crate::pattern::{Content, Expected, Mismatch};
@@ -7,19 +11,45 @@ use crate::pattern::{Content, Expected, Mismatch};
 /// How much is generated and compared at a time: it stays in the cache.
 const BLOCK: usize = 64 << 10;
 
+/// Where the memory of all tests lies: `host` or `vram:N`; of several, separated by commas, each allocation takes the next.
+/// Host memory if it is not set.
+pub const PLACES: &str = "TCPX_TEST_MEMORY";
+
 /// A buffer that can be filled with contents and compared with them. Both are copies, so that a transfer may be
 /// using the memory meanwhile.
 #[derive(Clone, Debug)]
 pub struct Memory {
-    buffer: Buffer,
+    buffer: Place,
+}
+
+#[derive(Clone, Debug)]
+enum Place {
+    Host(Buffer),
+    Gpu(Arc<DeviceBuffer>),
 }
 
 impl Memory {
     /// Allocates `len` zeroed bytes.
+    ///
+    /// # Panics
+    /// When there is no such GPU.
     #[must_use]
     pub fn new(len: usize) -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let places = std::env::var(PLACES).unwrap_or_else(|_| "host".into());
+        let places: Vec<&str> = places.split(',').collect();
+        let place = places[NEXT.fetch_add(1, Ordering::Relaxed) % places.len()];
+        let Some(gpu) = place.strip_prefix("vram:") else {
+            assert_eq!(place, "host", "{PLACES}");
+            return Self {
+                buffer: Place::Host(Buffer::new(len)),
+            };
+        };
+        let gpu = gpu.parse().expect("a GPU's number");
+        let buffer = DeviceBuffer::alloc(gpu, len).expect("there is such a GPU");
+        buffer.fill(0).expect("it works");
         Self {
-            buffer: Buffer::new(len),
+            buffer: Place::Gpu(Arc::new(buffer)),
         }
     }
 
@@ -27,7 +57,24 @@ impl Memory {
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "it never is")]
     pub fn len(&self) -> usize {
-        self.buffer.len()
+        match &self.buffer {
+            Place::Host(buffer) => buffer.len(),
+            Place::Gpu(buffer) => buffer.len(),
+        }
+    }
+
+    fn address(&self) -> usize {
+        match &self.buffer {
+            Place::Host(buffer) => buffer.address(),
+            Place::Gpu(buffer) => buffer.address(),
+        }
+    }
+
+    fn read(&self, offset: usize, out: &mut [u8]) {
+        match &self.buffer {
+            Place::Host(buffer) => buffer.read(offset, out),
+            Place::Gpu(buffer) => buffer.copy_to_host(offset, out).expect("it works"),
+        }
     }
 
     /// Writes a content.
@@ -37,7 +84,7 @@ impl Memory {
         while done < len {
             let block = &mut block[..BLOCK.min(len - done)];
             content.skip(done).write_to(block);
-            self.buffer.write(offset + done, block);
+            self.set_bytes(offset + done, block);
             done += block.len();
         }
     }
@@ -59,7 +106,7 @@ impl Memory {
             while done < extent.len {
                 let count = BLOCK.min(extent.len - done);
                 let (found, wanted) = (&mut found[..count], &mut wanted[..count]);
-                self.buffer.read(extent.offset + done, found);
+                self.read(extent.offset + done, found);
                 extent.content.skip(done).write_to(wanted);
                 if found != wanted {
                     let at = found.iter().zip(&*wanted).position(|(f, w)| f != w);
@@ -82,13 +129,16 @@ impl Memory {
     #[must_use]
     pub fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
-        self.buffer.read(offset, &mut out);
+        self.read(offset, &mut out);
         out
     }
 
     /// Copies into it.
     pub fn set_bytes(&self, offset: usize, bytes: &[u8]) {
-        self.buffer.write(offset, bytes);
+        match &self.buffer {
+            Place::Host(buffer) => buffer.write(offset, bytes),
+            Place::Gpu(buffer) => buffer.copy_from_host(offset, bytes).expect("it works"),
+        }
     }
 
     /// Registers all of it.
@@ -96,7 +146,10 @@ impl Memory {
     /// # Errors
     /// As [`Session::register`].
     pub fn register(&self, session: &Session) -> Result<Region, Error> {
-        session.register(&self.buffer)
+        match &self.buffer {
+            Place::Host(buffer) => session.register(buffer),
+            Place::Gpu(_) => self.register_range(session, 0, self.len()),
+        }
     }
 
     /// Registers a part of it, at whatever alignment.
@@ -119,7 +172,7 @@ impl Memory {
         );
         // The registration does not keep the buffer alive: this does, for ever.
         std::mem::forget(self.buffer.clone());
-        let address = (self.buffer.address() + offset) as *mut u8;
+        let address = (self.address() + offset) as *mut u8;
         // SAFETY: the range is inside the buffer, which is never freed because of the clone that was forgotten above.
         unsafe { session.register_raw(address, len, MemoryKind::Host) }
     }

@@ -63,6 +63,7 @@ impl RemoteProcess {
             let ours = ["TCPX_", "NCCL_", "UCCL_"];
             // What is to be seen, and how the plugin under test behaves, is the same for all.
             let shared = variable == "TCPX_LOG"
+                || variable == crate::memory::PLACES
                 || variable.starts_with("TCPX_EMU_")
                 || variable.starts_with("NCCL_") && Setup::names_a_plugin();
             if ours.iter().any(|p| variable.starts_with(p)) && !shared {

@@ -60,6 +60,22 @@ fn flushing(name: &str, version: u32, options: &[&str]) -> Setup {
         .with("staging", "always")
 }
 
+/// The folder of a CUDA driver that is made of ordinary memory and has two GPUs.
+fn fake_driver() -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../cuda/tests/fake/driver.cpp");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-cuda");
+    std::fs::create_dir_all(&folder).expect("a place for files of tests");
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
+    let status = Command::new(compiler)
+        .args(["-std=c++17", "-O2", "-shared", "-fPIC"])
+        .args(["-fno-strict-aliasing", "-w"])
+        .args([source.as_os_str(), "-o".as_ref()])
+        .arg(folder.join("libcuda.so.1"))
+        .status();
+    assert!(status.expect("these tests need a C++ compiler").success());
+    folder
+}
+
 /// A process whose emulator has these settings.
 fn process(name: &str, setup: &Setup, emulator: &[(&str, &str)]) -> RemoteProcess {
     let mut command = Command::new(binary());
@@ -249,6 +265,40 @@ fn memory_of_devices_is_unpacked_by_them() {
         let setup = setup(version).with("staging", "always");
         story(move || works(&setup, &[("FRAG", "odd"), ("REORDER", "2")]));
     }
+}
+
+#[test]
+fn comms_are_made_for_the_gpu_that_memory_lies_on() {
+    story(|| {
+        // As the real plugin, the emulator has its bounce pages on the GPU that is current where it is called. It takes
+        // no memory for that of the current GPU which is another's.
+        let driver = fake_driver();
+        let log = driver.join("log");
+        let file = std::fs::File::create(&log).expect("a place for files of tests");
+        let process = |name| {
+            let mut command = Command::new(binary());
+            command
+                .env("LD_LIBRARY_PATH", &driver)
+                .env(tcpx_testkit::memory::PLACES, "vram:1")
+                .env("TCPX_EMU_DEVMEM", "cuda")
+                .env("TCPX_LOG", "tcpx::transport::plugin=debug")
+                .env("NO_COLOR", "1")
+                .stderr(file.try_clone().expect("it is open"));
+            let process = RemoteProcess::spawn(name, command);
+            process.reopen(&setup(7));
+            process
+        };
+        let stage = Stage::new(process("alice"), process("bob"));
+        stage.everything(|outcome, what| {
+            outcome.unwrap_or_else(|e| panic!("{what}: {e:?}"));
+            true
+        });
+        let log = std::fs::read_to_string(&log).expect("written");
+        let pages = log.matches("bounce pages").count();
+        assert_eq!(pages, 4, "two lanes on two sides:\n{log}");
+        assert_eq!(log.matches("bounce pages gpu=1").count(), pages, "{log}");
+        assert!(!log.contains("goes through slots"), "{log}");
+    });
 }
 
 #[test]

@@ -191,15 +191,18 @@ API cuCtxDestroy_v2(context *gone) {
   return SUCCESS;
 }
 
-API cuPointerGetAttributes(unsigned, const int *, void **values, u64 address) {
+API cuPointerGetAttributes(unsigned count, const int *attributes, void **values, u64 address) {
   LOCKED;
   if (!is_initialised) return NOT_INITIALIZED;
   auto found = find(address);
   auto kind = found ? found->second.kind : allocation::HOST;
-  *(context **)values[0] = found ? found->second.owner : nullptr;
-  *(unsigned *)values[1] = !found ? 0 : kind == allocation::HOST ? 1 : 2;
-  *(bool *)values[2] = kind == allocation::MANAGED;
-  *(int *)values[3] = found ? found->second.device : 0;
+  for (unsigned i = 0; i < count; i++) switch (attributes[i]) {
+      case 1: *(context **)values[i] = found ? found->second.owner : nullptr; break;
+      case 2: *(unsigned *)values[i] = !found ? 0 : kind == allocation::HOST ? 1 : 2; break;
+      case 8: *(bool *)values[i] = kind == allocation::MANAGED; break;
+      case 9: *(int *)values[i] = found ? found->second.device : -2; break;
+      default: return INVALID_VALUE;
+    }
   return SUCCESS;
 }
 API cuMemGetAddressRange_v2(u64 *base, size_t *len, u64 address) {

@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use tcpx::{ErrorKind, Op, RemoteRegion, Segment, TransferState};
-use tcpx_proto::descriptor::{Memory, RegionDescriptor, RegionKey};
+use tcpx_proto::descriptor::{RegionDescriptor, RegionKey};
 use tcpx_proto::frame::{Entry, HEADER_BYTES, Header, Kind, Status};
 use tcpx_proto::handshake::{HandshakeError, RejectCode};
 use tcpx_proto::info::ConnectionInfo;
@@ -538,12 +538,12 @@ fn what_the_keys_do_not_allow_is_refused(setup: &Setup) {
     let gone = bob.register(&whole, 500, LEN);
     bob.deregister(&gone);
     let here = alice.memory(LEN);
+    let real = RegionDescriptor::decode(&part.descriptor.to_bytes()).expect("valid");
     let descriptor = |address, len, key| {
         let made =
-            RegionDescriptor::new(address, len, key, Memory::Host).expect("it does not wrap");
+            RegionDescriptor::new(address, len, key, real.memory()).expect("it does not wrap");
         RemoteRegion::from_bytes(&made.encode()).expect("a descriptor")
     };
-    let real = RegionDescriptor::decode(&part.descriptor.to_bytes()).expect("valid");
     let (address, key) = (real.address(), real.key());
     let mut wrong = key;
     wrong.0[15] ^= 1;

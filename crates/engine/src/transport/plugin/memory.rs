@@ -53,17 +53,13 @@ impl Registry {
         let memory = self.owner(place.memory, span)?;
         let offset = span.address() - memory.span.address();
         let index = offset / WINDOW_BYTES;
-        let kind = match place.device {
-            Some(_) => MemoryKind::Cuda,
-            None => MemoryKind::Host,
-        };
         let message_bytes = self.message_bytes;
         let window = self.windows.entry((memory.id, index)).or_insert_with(|| {
             let start = index * WINDOW_BYTES;
             let len = (memory.span.len() - start).min(WINDOW_BYTES + message_bytes);
             Window {
                 start: memory.span.address() + start,
-                handle: register(comm, memory.span.address() + start, len, kind),
+                handle: register(comm, memory.span.address() + start, len, place.device),
                 memory: Arc::clone(memory),
             }
         });
@@ -107,16 +103,21 @@ fn register<D: Direction>(
     comm: &mut Comm<D>,
     address: usize,
     len: usize,
-    kind: MemoryKind,
+    device: Option<&Arc<dyn Device>>,
 ) -> Option<MemoryHandle> {
-    let len = match kind {
-        MemoryKind::Host => len,
-        MemoryKind::Cuda if !address.is_multiple_of(CUDA_PAGE) => return None,
-        MemoryKind::Cuda => len - len % CUDA_PAGE,
+    let (kind, len) = match device {
+        None => (MemoryKind::Host, len),
+        Some(_) if !address.is_multiple_of(CUDA_PAGE) => return None,
+        Some(_) => (MemoryKind::Cuda, len - len % CUDA_PAGE),
     };
     if len == 0 || !comm.properties().reaches(kind) {
         return None;
     }
+    // GPUDirect-TCPX takes the memory for that of the GPU that is current.
+    let current = device.map(|device| device.make_current()).transpose();
+    let _current = current
+        .inspect_err(|error| tracing::debug!(%error, len, "memory goes through slots"))
+        .ok()?;
     // SAFETY: a region that is registered with the session; it stays until whoever revokes it has waited for the requests
     // that use it and had it purged, or has closed the comm.
     let registered = unsafe { comm.register(address as *mut u8, len, kind) };

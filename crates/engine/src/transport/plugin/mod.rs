@@ -25,10 +25,10 @@ mod outflow;
 mod setup;
 mod unpack;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use tcpx_cuda::Device;
+use tcpx_cuda::{Current, Device};
 use tcpx_ncclnet::{DeviceType, Plugin};
 use tcpx_net::Span;
 
@@ -88,6 +88,10 @@ pub(crate) struct Net {
     /// Stands for the device of host memory, where that is staged too.
     standin: Option<Arc<dyn Device>>,
     let_go_limit: Duration,
+    /// The first device that the session's memory lies on.
+    serves: OnceLock<Arc<dyn Device>>,
+    /// What was current where the session was opened: the best guess until it has memory.
+    opened_on: Option<Arc<dyn Device>>,
 }
 
 impl Net {
@@ -116,7 +120,23 @@ impl Net {
             plugin,
             standin: staging.host().cloned(),
             let_go_limit: config.peer_timeout(),
+            serves: OnceLock::new(),
+            opened_on: tcpx_cuda::current()?,
         }))
+    }
+
+    /// Memory of this device was registered with the session.
+    pub(crate) fn serve(&self, device: &Arc<dyn Device>) {
+        self.serves.get_or_init(|| Arc::clone(device));
+    }
+
+    /// For threads that make connections: GPUDirect-TCPX makes them for the GPU that is current, and has its bounce pages
+    /// there.
+    fn make_current(&self) -> Option<Current> {
+        let gpu = self.serves.get().or(self.opened_on.as_ref())?;
+        gpu.make_current()
+            .inspect_err(|error| tracing::warn!(%error, "the plugin connects without a GPU"))
+            .ok()
     }
 
     /// How many network devices there are.

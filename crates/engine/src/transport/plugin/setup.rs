@@ -74,6 +74,7 @@ pub(crate) fn set_up(
     is_cancelled: impl Fn() -> bool,
 ) -> Result<Vec<Comms>, String> {
     let given_up = Arc::new(AtomicBool::new(false));
+    let _current = net.make_current();
     let start = Instant::now();
     let wait = || {
         if is_cancelled() {
@@ -111,7 +112,7 @@ fn connect_all(
         let mut payload = Vec::new();
         setup.encode(&mut payload).map_err(|e| e.to_string())?;
         send_frame(&lane.stream, Kind::Comm, &payload)?;
-        accepting.push(accept(listener, Arc::clone(given_up))?);
+        accepting.push(accept(net, listener, Arc::clone(given_up))?);
     }
     let mut attempts = Vec::new();
     for (index, lane) in lanes.iter_mut().enumerate() {
@@ -204,12 +205,15 @@ impl Attempt {
 
 /// Accepts on a thread of its own. Should the plugin block for ever, the thread is left behind.
 fn accept(
+    net: &Arc<Net>,
     mut listener: Listener,
     given_up: Arc<AtomicBool>,
 ) -> Result<mpsc::Receiver<Result<RecvComm, String>>, String> {
     let (outcome, accepted) = mpsc::channel();
+    let net = Arc::clone(net);
     let start = Instant::now();
     let accept = move || {
+        let _current = net.make_current();
         while !given_up.load(Ordering::Relaxed) {
             if let Poll::Ready(comm) = listener.accept() {
                 // Nobody waits any more if the connection was given up meanwhile.

@@ -89,8 +89,13 @@ impl Unpack {
             return Err(bad("names a ring that the CPU cannot read".into()));
         }
         let device = tcpx_cuda::locate(bounce, 1)?;
+        tracing::debug!(
+            gpu = device.as_ref().map(|device| device.ordinal()),
+            "a comm receives into bounce pages"
+        );
         let landing = match &device {
             Some(device) => {
+                let _current = device.make_current()?;
                 let bytes = message_bytes.next_multiple_of(4096);
                 let memory = DeviceBuffer::alloc(device.ordinal(), bytes + 4096)?;
                 let address = memory.address().next_multiple_of(4096) as *mut u8;

@@ -76,7 +76,11 @@ fn a_peer_is_killed(setup: &Setup) {
 
 fn a_peer_hangs(setup: &Setup) {
     // More in flight than the kernel's buffers hold: whoever hangs leaves the other with bytes to send.
-    let setup = setup.with("peer_timeout", "1s").with("window", 256);
+    // Should a connection be given up before the next transfer, that one connects anew.
+    let setup = setup
+        .with("peer_timeout", "1s")
+        .with("connect_timeout", "2s");
+    let setup = setup.with("window", 256);
     let alice = Host::open("alice", &setup);
     let carol = carol(&alice, &setup);
     let bob = RemoteProcess::open("bob", &setup);

@@ -61,6 +61,18 @@ pub enum Error {
         in_use: u32,
     },
 
+    /// `init` failed in a library that somebody else had loaded, and may have initialised.
+    #[error(
+        "{reason}; this process had loaded {library} before, perhaps for NCCL, and a plugin can be initialised once only: \
+         name a copy of the file instead"
+    )]
+    InitialisedBefore {
+        /// The library's name as it was opened.
+        library: String,
+        /// How `init` failed.
+        reason: String,
+    },
+
     /// The plugin has no function where one is required.
     #[error("{library} (version {version}) has no `{member}`, which every plugin must have")]
     Incomplete {
@@ -225,6 +237,7 @@ impl Error {
             | Self::NotAPlugin { .. }
             | Self::VersionMissing { .. }
             | Self::Incomplete { .. }
+            | Self::InitialisedBefore { .. }
             | Self::NoDevices { .. }
             | Self::DeviceType { .. }
             | Self::MemoryUnsupported { .. }

@@ -91,8 +91,17 @@ fn is_static(name: &str) -> bool {
     name.eq_ignore_ascii_case("STATIC_PLUGIN")
 }
 
+/// A library that was opened.
+pub(crate) struct Opened {
+    pub(crate) library: Library,
+    /// By which name.
+    pub(crate) name: String,
+    /// Whether this process had loaded it already.
+    pub(crate) was_loaded: bool,
+}
+
 /// Opens the first of an entry's names that can be opened. What failed before it is added to `tried`.
-pub(crate) fn open(entry: &Entry, tried: &mut Vec<Tried>) -> Option<(Library, String)> {
+pub(crate) fn open(entry: &Entry, tried: &mut Vec<Tried>) -> Option<Opened> {
     if let Some(reason) = &entry.skipped {
         tried.push(Tried {
             name: entry.text.clone(),
@@ -101,10 +110,18 @@ pub(crate) fn open(entry: &Entry, tried: &mut Vec<Tried>) -> Option<(Library, St
     }
     for name in &entry.names {
         let file = (!is_static(name)).then_some(name);
+        // SAFETY: runs nothing: it only finds a library that is loaded.
+        let was_loaded = unsafe { Library::open(file, RTLD_NOW | libc::RTLD_NOLOAD) }.is_ok();
         // SAFETY: opening a library runs its initialisers. The user chose this library to run in
         // this process; there is no way to check foreign machine code.
         match unsafe { Library::open(file, RTLD_NOW | RTLD_LOCAL) } {
-            Ok(library) => return Some((library, name.clone())),
+            Ok(library) => {
+                return Some(Opened {
+                    library,
+                    name: name.clone(),
+                    was_loaded,
+                });
+            }
             Err(error) => tried.push(Tried {
                 name: name.clone(),
                 reason: reason_of(name, error),

@@ -71,10 +71,11 @@ impl Plugin {
         let entries = find::entries(list)?;
         let mut tried = Vec::new();
         for entry in &entries {
-            let Some((library, name)) = find::open(entry, &mut tried) else {
+            let Some(opened) = find::open(entry, &mut tried) else {
                 continue;
             };
-            match registry::obtain(library, &name, version) {
+            let name = opened.name.clone();
+            match registry::obtain(opened, version) {
                 Ok(core) => return Ok(Self { core }),
                 Err(error) if entries.len() == 1 => return Err(error),
                 Err(error) => tried.push(Tried {

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use libloading::os::unix::Library;
 
 use crate::error::Error;
+use crate::find::Opened;
 use crate::plugin::Core;
 use crate::sys::{ABIS, Abi};
 
@@ -26,11 +27,13 @@ pub(crate) fn lock() -> MutexGuard<'static, Outcomes> {
 }
 
 /// The initialised plugin in an opened library: the newest version, or the one that is asked for.
-pub(crate) fn obtain(
-    library: Library,
-    name: &str,
-    version: Option<u32>,
-) -> Result<Arc<Core>, Error> {
+pub(crate) fn obtain(opened: Opened, version: Option<u32>) -> Result<Arc<Core>, Error> {
+    let Opened {
+        library,
+        name,
+        was_loaded,
+    } = opened;
+    let name = name.as_str();
     let (abi, table) = choose(&library, name, version)?;
     let (library, identity) = identify(library);
 
@@ -50,6 +53,13 @@ pub(crate) fn obtain(
     // SAFETY: the table was found under this version's symbol; there is no entry, so the library has
     // not been initialised through this crate.
     let started = unsafe { Core::start(library, name, abi, table) };
+    let started = started.map_err(|error| match error {
+        Error::Call { .. } if was_loaded && !abi.has_contexts() => Error::InitialisedBefore {
+            library: name.to_owned(),
+            reason: error.to_string(),
+        },
+        error => error,
+    });
     let mut useless = None;
     let outcome = started.and_then(|mut core| match core.find_devices() {
         Ok(()) => Ok(Arc::new(core)),

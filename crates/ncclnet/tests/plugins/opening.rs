@@ -105,9 +105,9 @@ fn a_library_of_version_11_is_unloaded_with_its_last_user_and_can_be_opened_agai
 fn a_failed_init_says_why_and_is_not_repeated() {
     for (version, expected_calls) in [(7, 1), (12, 2)] {
         let library = build::plugin(&format!("fails-{version}"), version, &["-DFAIL_INIT"]);
-        let counters = Counters::of(&library);
         let path = build::path(&library);
         let error = Plugin::open(path).unwrap_err();
+        let counters = Counters::of(&library);
         assert_eq!(
             error,
             Error::Call {
@@ -119,6 +119,22 @@ fn a_failed_init_says_why_and_is_not_repeated() {
         assert_eq!(error.fault(), Fault::Plugin);
         assert_eq!(Plugin::open(path).unwrap_err(), error);
         assert_eq!(counters.inits(), expected_calls);
+    }
+}
+
+#[test]
+fn what_another_may_have_initialised_is_told_from_what_does_not_work() {
+    for (version, is_once) in [(7, true), (12, false)] {
+        let library = build::plugin(&format!("taken-{version}"), version, &["-DFAIL_INIT"]);
+        // As NCCL does in the same process.
+        let _other = Counters::of(&library);
+        let error = Plugin::open(build::path(&library)).unwrap_err();
+        let says_so = matches!(error, Error::InitialisedBefore { .. });
+        assert_eq!(says_so, is_once, "{error}");
+        assert!(
+            error.to_string().contains("no network of the kind loop"),
+            "{error}"
+        );
     }
 }
 

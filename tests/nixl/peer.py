@@ -107,7 +107,9 @@ class Peer:
     def freeze(self):
         """Stops the process as a debugger would, and returns once all its threads have stopped; whoever waits for it, waits."""
         os.kill(self.process.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + TIMEOUT
         while not all_stopped(self.process.pid):
+            assert time.monotonic() < deadline, f"{self.name} does not stop"
             time.sleep(0.001)
 
     def thaw(self):

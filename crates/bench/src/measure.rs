@@ -33,7 +33,7 @@ use stage::Stage;
 pub(crate) use stage::{complete, prepare};
 
 /// How long the lanes may take to connect.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(35);
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(35);
 
 /// Hears how a measurement goes: draws a bar, prints a line, or does nothing (`()`).
 pub trait Progress {

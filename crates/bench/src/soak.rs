@@ -8,6 +8,7 @@ use tcpx::{RemoteRegion, Transfer};
 
 use crate::error::Error;
 use crate::floor::Waiting;
+use crate::measure::CONNECT_TIMEOUT;
 use crate::measure::{Bench, complete, prepare};
 use crate::memory::{Contestant, Memory};
 use crate::place::Place;
@@ -130,7 +131,7 @@ impl Bench {
         let mut peers = Vec::with_capacity(count);
         for info in &infos {
             let peer = self.session().add_peer(info)?;
-            peer.connect(Duration::from_secs(15))?;
+            peer.connect(CONNECT_TIMEOUT)?;
             peers.push(peer);
         }
         std::thread::sleep(Duration::from_millis(200));

@@ -53,7 +53,8 @@ pub unsafe extern "C" fn tcpx_session_new(
 }
 
 /// Ends a session: its connections and its threads. Waits until the peers have their notifications and know how their transfers
-/// have ended, at most 5 seconds (or `peer_timeout` where that is less). Transfers in flight fail, here and at the peers.
+/// have ended, at most 5 seconds (or `peer_timeout` where that is less; on a plugin, a connection that is being made for them has
+/// `connect_timeout` first). Transfers in flight fail, here and at the peers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_session_free(session: *mut tcpx_session) {
     ffi::call_or((), || {

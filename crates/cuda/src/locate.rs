@@ -52,10 +52,13 @@ pub fn current() -> Result<Option<Arc<dyn Device>>, Error> {
     // SAFETY: stores a handle.
     let code = unsafe { (api.ctx_get_current)(&mut context) };
     match code {
-        sys::SUCCESS if context.is_null() => return Ok(None),
+        sys::SUCCESS => sys::set_owner(),
         // CUDA is not at work here, yet or any more.
         sys::NOT_INITIALIZED | sys::DEINITIALIZED => return Ok(None),
         code => api.check(code, "asking for the current context")?,
+    }
+    if context.is_null() {
+        return Ok(None);
     }
     let mut device = 0;
     // SAFETY: stores a number.

@@ -25,16 +25,16 @@ const LAST_LOOK: Duration = Duration::from_millis(5);
 /// Waits until every peer has what was sent to it, or cannot be reached, or the time is over.
 pub(crate) fn flush(core: &Core) {
     let limit = CLOSE_TIME.min(core.config.peer_timeout());
-    let to_connect = match core.net {
-        Some(_) => limit.max(core.config.connect_timeout()),
-        None => limit,
+    let (to_connect, to_answer) = match core.net {
+        Some(_) => (limit.max(core.config.connect_timeout()), Some(limit)),
+        None => (limit, None),
     };
     let deadline = Instant::now() + to_connect;
     let peers = core.all_peers().into_iter();
     let mut leaving: Vec<_> = peers.map(|peer| Leaving::new(peer, deadline)).collect();
     let mut pause = FIRST_LOOK;
     loop {
-        leaving.retain_mut(|peer| !peer.has_everything(limit));
+        leaving.retain_mut(|peer| !peer.has_everything(to_answer));
         if leaving.is_empty() {
             return;
         }
@@ -71,13 +71,15 @@ impl Leaving {
         }
     }
 
-    /// Once there is a connection, the answer has `limit` to come.
-    fn has_everything(&mut self, limit: Duration) -> bool {
+    /// Once there is a connection, the answer has `to_answer` to come, if it has a time of its own.
+    fn has_everything(&mut self, to_answer: Option<Duration>) -> bool {
         if self.marks.is_none() && self.peer.has_waiting_notifications() {
             return false;
         }
         let marks = self.marks.get_or_insert_with(|| {
-            self.deadline = Instant::now() + limit;
+            if let Some(limit) = to_answer {
+                self.deadline = Instant::now() + limit;
+            }
             self.peer.connections().iter().map(Mark::new).collect()
         });
         marks.retain(|mark| !mark.is_reached());

@@ -299,6 +299,17 @@ impl Regions {
         }
     }
 
+    /// The GPU of the memory that was registered first, of what is still registered.
+    pub(crate) fn first_gpu(&self) -> Option<Arc<dyn Device>> {
+        let by_key = self.by_key.read();
+        let on_gpus = by_key
+            .values()
+            .filter(|(memory, _)| memory.kind != MemoryKind::Host);
+        on_gpus
+            .min_by_key(|(memory, _)| memory.id)
+            .and_then(|(memory, _)| memory.device.clone())
+    }
+
     /// Registers memory; the same range and kind again shares what is there.
     pub(crate) fn add(
         &self,
@@ -321,9 +332,6 @@ impl Regions {
             },
             _ => MemoryKind::Host,
         };
-        if let (Some(net), MemoryKind::Cuda { .. }, Some(device)) = (&core.net, kind, &device) {
-            net.serve(device);
-        }
         let key = self.key(span, kind);
         let descriptor = RegionDescriptor::new(span.address() as u64, span.len() as u64, key, kind)
             .map_err(|_| bad())?;

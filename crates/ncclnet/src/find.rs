@@ -110,8 +110,9 @@ pub(crate) fn open(entry: &Entry, tried: &mut Vec<Tried>) -> Option<Opened> {
     }
     for name in &entry.names {
         let file = (!is_static(name)).then_some(name);
-        // SAFETY: runs nothing: it only finds a library that is loaded.
-        let was_loaded = unsafe { Library::open(file, RTLD_NOW | libc::RTLD_NOLOAD) }.is_ok();
+        // SAFETY: it only finds a library that is loaded, and stays so when this reference goes.
+        let found = || unsafe { Library::open(file, RTLD_NOW | libc::RTLD_NOLOAD) };
+        let was_loaded = file.is_some() && found().is_ok();
         // SAFETY: opening a library runs its initialisers. The user chose this library to run in
         // this process; there is no way to check foreign machine code.
         match unsafe { Library::open(file, RTLD_NOW | RTLD_LOCAL) } {

@@ -3,14 +3,14 @@
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libloading::os::unix::Library;
 
 use crate::comm::{Connecting, Handle, Listener};
 use crate::error::{Code, Error, Tried};
-use crate::properties::Properties;
+use crate::properties::{DeviceType, Properties};
 use crate::sys::calls::Calls;
 use crate::sys::common::{
     CommConfig, DEVICE_HOST, DEVICE_UNPACK, PropertyBuffer, SUCCESS, UNPACK_VERSION,
@@ -166,6 +166,8 @@ pub(crate) struct Core {
     pub(crate) context: *mut c_void,
     pub(crate) name: String,
     pub(crate) devices: Vec<Properties>,
+    /// See [`Core::alone`].
+    setting_up: Mutex<()>,
     library_name: String,
     /// Versions 11 and on may keep the address.
     _config: Box<CommConfig>,
@@ -220,6 +222,7 @@ impl Core {
             context,
             name,
             devices: Vec::new(),
+            setting_up: Mutex::new(()),
             library_name: library_name.to_owned(),
             _config: config,
             library,
@@ -262,6 +265,18 @@ impl Core {
         }
         // SAFETY: the plugin has just filled the strings in.
         Ok(unsafe { Properties::from_raw(&raw, self.abi) })
+    }
+
+    /// To be held during calls that set up connections of a device. GPUDirect-TCPX makes what a GPU's connections share in
+    /// the first of them, without a lock of its own; those calls never block. Those of other plugins may, and share nothing.
+    pub(crate) fn alone(&self, device: usize) -> Option<MutexGuard<'_, ()>> {
+        let unpacks = self.devices[device].device_type == DeviceType::Unpack;
+        // A panic while it was held has left nothing behind.
+        unpacks.then(|| {
+            self.setting_up
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+        })
     }
 
     /// A device's index as the plugin takes it.

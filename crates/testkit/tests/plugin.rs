@@ -302,6 +302,28 @@ fn comms_are_made_for_the_gpu_that_memory_lies_on() {
 }
 
 #[test]
+fn a_comm_that_is_still_connecting_is_not_closed() {
+    story(|| {
+        // The plugin's comms are given at once and connected by threads, a little later; it aborts where one is closed before.
+        let setup = flushing("eager", 6, &["-DEAGER"]);
+        let stage = Stage::new(process("alice", &setup, &[]), process("bob", &setup, &[]));
+        let copies = [Copy::new(0, 0, LEN)];
+        let there = &stage.there.descriptor;
+        let transfer = stage
+            .alice
+            .transfer(Op::Write, "bob", &stage.here, there, &copies);
+        transfer.post().expect("posted");
+        // Its comms are given by then. Were they not, or connected already, this would show nothing.
+        std::thread::sleep(std::time::Duration::from_millis(150));
+        stage.bob.kill();
+        transfer.wait().expect_err("bob is gone");
+        // Alice is not.
+        let _memory = stage.alice.memory(100);
+    });
+    story(|| works(&flushing("eager-at-work", 6, &["-DEAGER"]), &[]));
+}
+
+#[test]
 fn memory_of_devices_is_received_into_and_flushed() {
     for version in 4..=12 {
         // Bytes that are not flushed, or looked at before they are, are not there.

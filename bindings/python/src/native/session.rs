@@ -290,7 +290,8 @@ impl Session {
     }
 
     /// Ends connections and threads; transfers in flight fail. Also at the end of a `with` block. Waits until the peers have
-    /// their notifications, at most 5 seconds (or `peer_timeout` where that is less).
+    /// their notifications, at most 5 seconds (or `peer_timeout` where that is less; on a plugin, a connection that is being
+    /// made for them has `connect_timeout` first).
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.session.close());
     }

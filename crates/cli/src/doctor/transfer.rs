@@ -16,7 +16,7 @@ use crate::error::chain;
 /// Enough to use every lane, little enough to be done in a moment.
 const BYTES: usize = 16 << 20;
 /// A machine that needs longer has a problem.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(35);
 
 /// Moves memory through the engine as an application would, between two pieces of the same place.
 pub(super) fn loopback(config: &Config, place: Place) -> Finding {

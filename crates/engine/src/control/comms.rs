@@ -53,9 +53,14 @@ impl ControlLoop {
         let dialled = joined.dialled.clone();
         let core = Arc::clone(&self.core);
         let plug = move || {
-            let comms = set_up(&net, &mut joined.lanes, joined.deadline, || {
-                core.is_ending()
-            });
+            let gpu = net.gpu(&core.regions);
+            let comms = set_up(
+                &net,
+                gpu.as_ref(),
+                &mut joined.lanes,
+                joined.deadline,
+                || core.is_ending(),
+            );
             let plugged = Plugged { joined, comms };
             core.control.push(Command::Plugged(Box::new(plugged)));
         };

@@ -9,7 +9,7 @@ use tcpx_proto::handshake::{Client, ClientConfig, Established, LaneHello};
 use tcpx_proto::info::ConnectionInfo;
 
 use super::comms::{Joined, features};
-use super::{ControlLoop, Inbound, Tokens, random, send_all};
+use super::{ControlLoop, HANDSHAKE_TIME, Inbound, Tokens, random, send_all};
 use crate::error::Error;
 use crate::peer::PeerShared;
 use crate::routes::{Route, Routes};
@@ -17,6 +17,10 @@ use crate::transport::plugin::RawLane;
 
 /// The least time that one route gets before the next one is tried.
 const MIN_ROUTE_TIME: Duration = Duration::from_millis(500);
+
+/// And at the most, where there are others: it survives two lost SYN packets, and is less than the time for which the
+/// acceptor keeps the lanes that have arrived.
+const MAX_ROUTE_TIME: Duration = Duration::from_millis(3500);
 
 /// An attempt to connect to a peer on all lanes.
 struct Attempt {
@@ -80,6 +84,16 @@ impl Dialing {
     }
 }
 
+const _: () = assert!(MAX_ROUTE_TIME.as_millis() < HANDSHAKE_TIME.as_millis());
+
+/// How long a lane tries one of so many routes.
+fn route_time(limit: Duration, routes: usize) -> Duration {
+    match routes {
+        0 | 1 => limit,
+        _ => (limit / routes.min(4) as u32).clamp(MIN_ROUTE_TIME, MAX_ROUTE_TIME),
+    }
+}
+
 impl ControlLoop {
     /// Starts to connect to a peer.
     pub(super) fn dial(&mut self, peer: &Arc<PeerShared>) {
@@ -118,7 +132,7 @@ impl ControlLoop {
             good: None,
             lanes: lanes.collect(),
             deadline: now + limit,
-            route_time: (limit / routes.all.len().clamp(1, 4) as u32).max(MIN_ROUTE_TIME),
+            route_time: route_time(limit, routes.all.len()),
             routes,
             info,
             failures: Vec::new(),
@@ -418,5 +432,22 @@ fn shake(
             client,
             inbound,
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routes_share_the_time_and_leave_some_to_the_next() {
+        let (short, usual, long) = [1, 10, 30].map(Duration::from_secs).into();
+        assert_eq!(route_time(usual, 1), usual);
+        assert_eq!(route_time(long, 1), long);
+        assert_eq!(route_time(usual, 2), MAX_ROUTE_TIME);
+        assert_eq!(route_time(usual, 4), usual / 4);
+        assert_eq!(route_time(usual, 9), usual / 4);
+        assert_eq!(route_time(long, 4), MAX_ROUTE_TIME);
+        assert_eq!(route_time(short, 4), MIN_ROUTE_TIME);
     }
 }

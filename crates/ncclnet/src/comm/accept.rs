@@ -52,6 +52,7 @@ impl Listener {
         let index = core.device(device)?;
         let mut handle = HandleBuffer([0; Handle::MAX_BYTES]);
         let mut raw = std::ptr::null_mut();
+        let _alone = core.alone(device);
         // SAFETY: 128 bytes is what any version may write.
         let code = unsafe {
             core.calls
@@ -114,6 +115,7 @@ impl Listener {
             State::Failed => return Poll::Ready(Err(Error::Dead { call: "accept" })),
         };
         let out = buffers.as_ptr();
+        let _alone = self.core.alone(self.device);
         // SAFETY: the listener is open and has not failed; the out-parameters keep their addresses.
         let code = unsafe { self.core.calls.accept.call(self.raw, &raw mut (*out).out) };
         if let Err(error) = check("accept", code) {

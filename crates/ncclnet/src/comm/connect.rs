@@ -68,6 +68,7 @@ impl Connecting {
         };
         let first = !std::mem::replace(&mut self.started, true);
         let attempt = attempt.as_ptr();
+        let alone = self.core.alone(self.device);
         // SAFETY: handle and out-parameters are the attempt's own and keep their addresses; an attempt
         // that has failed or is complete is no longer here.
         let code = unsafe {
@@ -78,6 +79,7 @@ impl Connecting {
                 &raw mut (*attempt).out,
             )
         };
+        drop(alone);
         if let Err(error) = check("connect", code) {
             self.attempt = None;
             return Poll::Ready(Err(error));

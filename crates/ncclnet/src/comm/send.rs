@@ -1,5 +1,7 @@
 //! The sending end.
 
+use std::time::{Duration, Instant};
+
 use super::{Comm, Direction, MemoryHandle, Request, sealed};
 use crate::error::Error;
 
@@ -9,9 +11,22 @@ pub type SendComm = Comm<Sending>;
 /// Marks a [`SendComm`].
 #[derive(Debug)]
 pub struct Sending {
-    /// The plugin gave the comm on the first call of `connect`, and nobody has said that the peer accepted it.
-    may_be_connecting: bool,
+    connected: Connected,
 }
+
+/// Whether the plugin is done with connecting.
+#[derive(Debug, Clone, Copy)]
+enum Connected {
+    /// It said so: it gave the comm after it had been asked several times.
+    Yes,
+    /// It gave the comm at once, and nobody has said that the peer accepted it.
+    Perhaps,
+    /// The peer has accepted it, since then.
+    Accepted(Instant),
+}
+
+/// How long a plugin's thread may need to notice that the peer has accepted.
+const NOTICE_TIME: Duration = Duration::from_millis(100);
 
 impl Direction for Sending {}
 
@@ -19,13 +34,27 @@ impl sealed::Direction for Sending {
     const SENDS: bool = true;
 
     fn may_be_connecting(&self) -> bool {
-        self.may_be_connecting
+        match self.connected {
+            Connected::Yes => false,
+            Connected::Perhaps => true,
+            Connected::Accepted(since) => {
+                // The peer's word can be faster than the thread that connects.
+                std::thread::sleep(NOTICE_TIME.saturating_sub(since.elapsed()));
+                false
+            }
+        }
     }
 }
 
 impl Sending {
-    pub(super) fn new(may_be_connecting: bool) -> Self {
-        Self { may_be_connecting }
+    /// `at_once`: the plugin gave the comm on the first call.
+    pub(super) fn new(at_once: bool) -> Self {
+        let connected = if at_once {
+            Connected::Perhaps
+        } else {
+            Connected::Yes
+        };
+        Self { connected }
     }
 }
 
@@ -34,9 +63,12 @@ impl SendComm {
     ///
     /// A plugin should give a comm when it is connected. Some (Fast Socket) give it at once and let a thread connect it,
     /// which would touch the memory of a comm that was closed meanwhile. So a comm that was given by the first call and
-    /// is dropped before this, and before memory was registered on it, is not closed but left behind.
+    /// is dropped before this is not closed but left behind; unless memory was registered on it, which the plugin must let go
+    /// of: say this before.
     pub fn accepted(&mut self) {
-        self.direction.may_be_connecting = false;
+        if let Connected::Perhaps = self.direction.connected {
+            self.direction.connected = Connected::Accepted(Instant::now());
+        }
     }
 
     /// Queues a message: `bytes` bytes at `offset` of registered memory. `None` means that there is no

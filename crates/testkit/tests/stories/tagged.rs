@@ -296,7 +296,7 @@ fn the_peer_hangs_while_somebody_waits(setup: &Setup) {
     // Should the connection be given up before the second send, that one connects anew.
     let setup = setup
         .with("peer_timeout", "1s")
-        .with("connect_timeout", "2s");
+        .with("connect_timeout", "5s");
     let alice = Host::open("alice", &setup);
     let bob = RemoteProcess::open("bob", &setup);
     let peer = alice.meets(&bob);

@@ -25,10 +25,10 @@ mod outflow;
 mod setup;
 mod unpack;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tcpx_cuda::{Current, Device};
+use tcpx_cuda::Device;
 use tcpx_ncclnet::{DeviceType, Plugin};
 use tcpx_net::Span;
 
@@ -37,7 +37,7 @@ pub(crate) use self::outflow::{Outflow, Source};
 pub(crate) use self::setup::{Comms, RawLane, set_up};
 use crate::config::Config;
 use crate::error::Error;
-use crate::region::Memory;
+use crate::region::{Memory, Regions};
 use crate::staging::Staging;
 
 /// Payload up to this size stays in the stream: a message on a comm costs two polls and a slot, and its frame is sent anyway.
@@ -88,14 +88,16 @@ pub(crate) struct Net {
     /// Stands for the device of host memory, where that is staged too.
     standin: Option<Arc<dyn Device>>,
     let_go_limit: Duration,
-    /// The first device that the session's memory lies on.
-    serves: OnceLock<Arc<dyn Device>>,
-    /// What was current where the session was opened: the best guess until it has memory.
+    /// What was current where the session was opened: the best guess until it has memory of a device.
     opened_on: Option<Arc<dyn Device>>,
 }
 
 impl Net {
     pub(crate) fn open(config: &Config, staging: &Staging) -> Result<Arc<Self>, Error> {
+        let current = tcpx_cuda::current().unwrap_or_else(|error| {
+            tracing::debug!(%error, "which GPU is current is not known");
+            None
+        });
         let plugin = match config.plugin_version() {
             0 => Plugin::open(config.plugin())?,
             version => Plugin::open_version(config.plugin(), version)?,
@@ -117,26 +119,20 @@ impl Net {
         );
         Ok(Arc::new(Self {
             message_bytes: message_bytes.unwrap_or(MESSAGE_BYTES),
+            opened_on: current.filter(|_| plugin.devices().iter().any(|d| d.cuda_memory)),
             plugin,
             standin: staging.host().cloned(),
             let_go_limit: config.peer_timeout(),
-            serves: OnceLock::new(),
-            opened_on: tcpx_cuda::current()?,
         }))
     }
 
-    /// Memory of this device was registered with the session.
-    pub(crate) fn serve(&self, device: &Arc<dyn Device>) {
-        self.serves.get_or_init(|| Arc::clone(device));
-    }
-
-    /// For threads that make connections: GPUDirect-TCPX makes them for the GPU that is current, and has its bounce pages
-    /// there.
-    fn make_current(&self) -> Option<Current> {
-        let gpu = self.serves.get().or(self.opened_on.as_ref())?;
-        gpu.make_current()
-            .inspect_err(|error| tracing::warn!(%error, "the plugin connects without a GPU"))
-            .ok()
+    /// The GPU that comms are made for: one that the session has memory on, else the one that was current where it was
+    /// opened. None where the plugin takes no memory of devices.
+    pub(crate) fn gpu(&self, regions: &Regions) -> Option<Arc<dyn Device>> {
+        let takes_any = self.plugin.devices().iter().any(|d| d.cuda_memory);
+        takes_any
+            .then(|| regions.first_gpu().or_else(|| self.opened_on.clone()))
+            .flatten()
     }
 
     /// How many network devices there are.

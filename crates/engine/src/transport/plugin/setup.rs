@@ -15,6 +15,7 @@ use std::sync::mpsc::{self, TryRecvError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use tcpx_cuda::{Current, Device};
 use tcpx_ncclnet::{Connecting, Handle, Listener, RecvComm, SendComm};
 use tcpx_net::{Cursor, Stream};
 use tcpx_proto::frame::comm::Setup;
@@ -66,15 +67,24 @@ fn pause(start: Instant) {
     std::thread::sleep((start.elapsed() / 8).clamp(FIRST_LOOK, LAST_LOOK));
 }
 
-/// Makes the comms of all lanes. Blocks: for a thread of its own. The error is for people.
+/// Makes `gpu` current on this thread. GPUDirect-TCPX makes a connection for the GPU that is current where it listens, connects
+/// and accepts, and has its bounce pages there.
+fn make_current(gpu: Option<&Arc<dyn Device>>) -> Option<Current> {
+    gpu?.make_current()
+        .inspect_err(|error| tracing::warn!(%error, "the plugin connects without a GPU"))
+        .ok()
+}
+
+/// Makes the comms of all lanes, for a GPU. Blocks: for a thread of its own. The error is for people.
 pub(crate) fn set_up(
     net: &Arc<Net>,
+    gpu: Option<&Arc<dyn Device>>,
     lanes: &mut [RawLane],
     deadline: Instant,
     is_cancelled: impl Fn() -> bool,
 ) -> Result<Vec<Comms>, String> {
     let given_up = Arc::new(AtomicBool::new(false));
-    let _current = net.make_current();
+    let _current = make_current(gpu);
     let start = Instant::now();
     let wait = || {
         if is_cancelled() {
@@ -86,7 +96,7 @@ pub(crate) fn set_up(
             Ok(())
         }
     };
-    let result = connect_all(net, lanes, &given_up, &wait);
+    let result = connect_all(net, gpu, lanes, &given_up, &wait);
     given_up.store(true, Ordering::Relaxed);
     if let Err(reason) = &result {
         say_goodbye(lanes, reason);
@@ -96,6 +106,7 @@ pub(crate) fn set_up(
 
 fn connect_all(
     net: &Arc<Net>,
+    gpu: Option<&Arc<dyn Device>>,
     lanes: &mut [RawLane],
     given_up: &Arc<AtomicBool>,
     wait: &impl Fn() -> Result<(), String>,
@@ -112,7 +123,7 @@ fn connect_all(
         let mut payload = Vec::new();
         setup.encode(&mut payload).map_err(|e| e.to_string())?;
         send_frame(&lane.stream, Kind::Comm, &payload)?;
-        accepting.push(accept(net, listener, Arc::clone(given_up))?);
+        accepting.push(accept(gpu.cloned(), listener, Arc::clone(given_up))?);
     }
     let mut attempts = Vec::new();
     for (index, lane) in lanes.iter_mut().enumerate() {
@@ -205,15 +216,14 @@ impl Attempt {
 
 /// Accepts on a thread of its own. Should the plugin block for ever, the thread is left behind.
 fn accept(
-    net: &Arc<Net>,
+    gpu: Option<Arc<dyn Device>>,
     mut listener: Listener,
     given_up: Arc<AtomicBool>,
 ) -> Result<mpsc::Receiver<Result<RecvComm, String>>, String> {
     let (outcome, accepted) = mpsc::channel();
-    let net = Arc::clone(net);
     let start = Instant::now();
     let accept = move || {
-        let _current = net.make_current();
+        let _current = make_current(gpu.as_ref());
         while !given_up.load(Ordering::Relaxed) {
             if let Poll::Ready(comm) = listener.accept() {
                 // Nobody waits any more if the connection was given up meanwhile.

@@ -79,7 +79,7 @@ fn a_peer_hangs(setup: &Setup) {
     // Should a connection be given up before the next transfer, that one connects anew.
     let setup = setup
         .with("peer_timeout", "1s")
-        .with("connect_timeout", "2s");
+        .with("connect_timeout", "5s");
     let setup = setup.with("window", 256);
     let alice = Host::open("alice", &setup);
     let carol = carol(&alice, &setup);

@@ -314,7 +314,8 @@ void tcpx_remote_region_free(tcpx_remote_region *region);
 tcpx_status tcpx_session_new(const tcpx_config *config, tcpx_session **session);
 
 // Ends a session: its connections and its threads. Waits until the peers have their notifications and know how their transfers
-// have ended, at most 5 seconds (or `peer_timeout` where that is less). Transfers in flight fail, here and at the peers.
+// have ended, at most 5 seconds (or `peer_timeout` where that is less; on a plugin, a connection that is being made for them has
+// `connect_timeout` first). Transfers in flight fail, here and at the peers.
 void tcpx_session_free(tcpx_session *session);
 
 // What the session calls itself; valid until the handle is freed. NULL for NULL.

@@ -15,6 +15,7 @@ UCX_ON_LOOPBACK = NIXL >= (1, 5)
 
 # Two agents with the backends in one process; prints which are there, then what each one moved.
 PROGRAM = """
+import os
 import sys
 import numpy as np
 from nixl._api import nixl_agent, nixl_agent_config
@@ -38,6 +39,10 @@ for name in names:
         pass
     print(one.query_xfer_backend(handle), state, (source == target).all())
     one.release_xfer_handle(handle)
+if "UCX" in names:
+    # The UCX of NIXL's wheels crashes as the process ends where the system has libibverbs.
+    sys.stdout.flush()
+    os._exit(0)
 """
 
 

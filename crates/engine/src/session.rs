@@ -308,8 +308,9 @@ impl Session {
     /// the first call on.
     ///
     /// What the session was given before arrives: this waits until every peer has its notifications, and knows how its own
-    /// transfers to us and its messages have ended. It waits at most 5 seconds, or as long as `peer_timeout` if that is less, for all peers
-    /// together (for a connection that a plugin is making, `connect_timeout` comes first); what a peer that does not answer has not received by then is lost, and a warning says so. Transfers of this
+    /// transfers to us and its messages have ended. It waits at most 5 seconds, or as long as `peer_timeout` if that is less,
+    /// for all peers together; on a plugin, a connection that notifications wait for has `connect_timeout` to come about
+    /// first. What a peer that does not answer has not received by then is lost, and a warning says so. Transfers of this
     /// session, tagged messages included, are not waited for: those that are still in flight after that fail here and at the
     /// peers.
     pub fn close(&self) {

@@ -119,7 +119,7 @@ impl Net {
         );
         Ok(Arc::new(Self {
             message_bytes: message_bytes.unwrap_or(MESSAGE_BYTES),
-            opened_on: current.filter(|_| plugin.devices().iter().any(|d| d.cuda_memory)),
+            opened_on: current.filter(|_| takes_gpu_memory(&plugin)),
             plugin,
             standin: staging.host().cloned(),
             let_go_limit: config.peer_timeout(),
@@ -129,16 +129,20 @@ impl Net {
     /// The GPU that comms are made for: one that the session has memory on, else the one that was current where it was
     /// opened. None where the plugin takes no memory of devices.
     pub(crate) fn gpu(&self, regions: &Regions) -> Option<Arc<dyn Device>> {
-        let takes_any = self.plugin.devices().iter().any(|d| d.cuda_memory);
-        takes_any
-            .then(|| regions.first_gpu().or_else(|| self.opened_on.clone()))
-            .flatten()
+        if !takes_gpu_memory(&self.plugin) {
+            return None;
+        }
+        regions.first_gpu().or_else(|| self.opened_on.clone())
     }
 
     /// How many network devices there are.
     pub(crate) fn devices(&self) -> usize {
         self.plugin.devices().len()
     }
+}
+
+fn takes_gpu_memory(plugin: &Plugin) -> bool {
+    plugin.devices().iter().any(|device| device.cuda_memory)
 }
 
 /// Where the bytes of a chunk are.

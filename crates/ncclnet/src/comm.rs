@@ -76,9 +76,10 @@ mod sealed {
             0
         }
 
-        /// Whether a thread of the plugin may be at work on a connection that it has given already. May wait until it is not.
-        fn may_be_connecting(&self) -> bool {
-            false
+        /// Waits until no thread of the plugin is at work on a connection that it has given already; false where nobody can
+        /// tell.
+        fn settle(&self) -> bool {
+            true
         }
     }
 }
@@ -249,7 +250,7 @@ impl<D: Direction> Comm<D> {
 
 impl<D: Direction> Drop for Comm<D> {
     fn drop(&mut self) {
-        if self.direction.may_be_connecting() && self.registrations.is_empty() {
+        if !self.direction.settle() && self.registrations.is_empty() {
             tracing::warn!(
                 plugin = self.core.name,
                 "comm left open: it may still be connecting"

@@ -33,14 +33,14 @@ impl Direction for Sending {}
 impl sealed::Direction for Sending {
     const SENDS: bool = true;
 
-    fn may_be_connecting(&self) -> bool {
+    fn settle(&self) -> bool {
         match self.connected {
-            Connected::Yes => false,
-            Connected::Perhaps => true,
+            Connected::Yes => true,
+            Connected::Perhaps => false,
             Connected::Accepted(since) => {
                 // The peer's word can be faster than the thread that connects.
                 std::thread::sleep(NOTICE_TIME.saturating_sub(since.elapsed()));
-                false
+                true
             }
         }
     }

@@ -86,3 +86,61 @@ impl Leaving {
         marks.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    use crate::{Buffer, Config, Error, Session};
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn session(name: &str) -> Session {
+        let config = Config::defaults().with("interfaces", "lo").unwrap();
+        Session::new(config.with("name", name).unwrap()).unwrap()
+    }
+
+    /// A connection that ends when the control thread no longer looks is taken apart all the same.
+    #[test]
+    fn what_ends_as_the_session_closes_fails_and_holds_nothing() {
+        let (alice, bob) = (session("alice"), session("bob"));
+        let peer = alice.add_peer(&bob.connection_info()).unwrap();
+        peer.connect(LONG).unwrap();
+        let buffer = Buffer::new(64);
+        let region = alice.register(&buffer).unwrap();
+        let never_sent = alice.recv(&peer, region.at(0), 64, 7).unwrap();
+
+        let core = Arc::downgrade(alice.core());
+        alice.core().control.stop();
+        let until = Instant::now() + LONG;
+        while !alice.core().control.has_stopped() {
+            assert!(Instant::now() < until, "the control thread goes on");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        bob.close();
+        alice.close();
+        assert!(matches!(
+            never_sent.wait(LONG),
+            Err(Error::Closed | Error::PeerLost { .. })
+        ));
+        drop((never_sent, region, peer, alice));
+        assert!(core.upgrade().is_none());
+    }
+
+    #[test]
+    fn sessions_that_leave_each_other_at_once_hold_nothing() {
+        for _ in 0..50 {
+            let (alice, bob) = (session("alice"), session("bob"));
+            let peer = alice.add_peer(&bob.connection_info()).unwrap();
+            peer.connect(LONG).unwrap();
+            drop(peer);
+            let cores = [&alice, &bob].map(|session| Arc::downgrade(session.core()));
+            std::thread::scope(|scope| {
+                scope.spawn(|| drop(alice));
+                scope.spawn(|| drop(bob));
+            });
+            assert!(cores.iter().all(|core| core.upgrade().is_none()));
+        }
+    }
+}

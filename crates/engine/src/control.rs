@@ -25,7 +25,8 @@ const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 
 /// What other threads ask of the control thread.
 pub(crate) struct Control {
-    commands: Mutex<Vec<Command>>,
+    /// None once the thread has ended: what nobody will carry out is not kept, it may hold the session.
+    commands: Mutex<Option<Vec<Command>>>,
     waker: Waker,
     /// The thread sleeps without a limit: whoever starts work wakes it, so that it watches over that.
     dozing: AtomicBool,
@@ -41,7 +42,7 @@ enum Command {
 impl Control {
     pub(crate) fn new(poller: &Poller) -> Self {
         Self {
-            commands: Mutex::default(),
+            commands: Mutex::new(Some(Vec::new())),
             waker: poller.waker(),
             dozing: AtomicBool::new(false),
         }
@@ -52,7 +53,8 @@ impl Control {
         self.push(Command::Connect(peer));
     }
 
-    /// Asks for a connection that has ended to be taken apart.
+    /// Asks for a connection that has ended to be taken apart. Once the thread has ended, whoever closes the session
+    /// does that.
     pub(crate) fn reap(&self, connection: Arc<Connection>) {
         self.push(Command::Reap(connection));
     }
@@ -70,9 +72,21 @@ impl Control {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn has_stopped(&self) -> bool {
+        self.commands.lock().is_none()
+    }
+
     fn push(&self, command: Command) {
-        self.commands.lock().push(command);
+        if let Some(commands) = &mut *self.commands.lock() {
+            commands.push(command);
+        }
         self.waker.wake();
+    }
+
+    fn take(&self) -> Vec<Command> {
+        let mut commands = self.commands.lock();
+        commands.as_mut().map(std::mem::take).unwrap_or_default()
     }
 }
 
@@ -112,17 +126,17 @@ impl ControlLoop {
     pub(crate) fn run(mut self) {
         let mut events = Vec::new();
         loop {
-            let commands = std::mem::take(&mut *self.core.control.commands.lock());
-            for command in commands {
+            let mut stop = false;
+            for command in self.core.control.take() {
                 match command {
                     Command::Connect(peer) => self.dial(&peer),
                     Command::Reap(connection) => connection.reap(),
                     Command::Plugged(plugged) => self.plugged(*plugged),
-                    Command::Stop => {
-                        self.shut_down();
-                        return;
-                    }
+                    Command::Stop => stop = true,
                 }
+            }
+            if stop {
+                return self.shut_down();
             }
             let timeout = self.tick();
             if let Err(error) = self.poller.wait(&mut events, timeout) {
@@ -182,8 +196,8 @@ impl ControlLoop {
         self.listeners.clear();
         self.abandon_dials(&Error::Closed);
         // Connections that were killed while the session closed.
-        let commands = std::mem::take(&mut *self.core.control.commands.lock());
-        for command in commands {
+        let commands = self.core.control.commands.lock().take();
+        for command in commands.into_iter().flatten() {
             match command {
                 Command::Reap(connection) => connection.reap(),
                 Command::Connect(peer) => peer.unreachable(&Error::Closed),

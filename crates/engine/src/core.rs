@@ -218,12 +218,14 @@ impl Core {
     }
 
     pub(crate) fn add_peer(&self, info: ConnectionInfo) -> Result<Arc<PeerShared>, Error> {
-        self.check_open()?;
         if info.id() == self.identity.id {
+            self.check_open()?;
             return Ok(Arc::clone(self.own_peer()));
         }
         let name = info.name().as_str().to_owned();
         let mut peers = self.peers.write();
+        // With the lock held: closing finds the peers that were added before it.
+        self.check_open()?;
         let replaced = peers
             .by_name
             .get(&name)
@@ -239,8 +241,9 @@ impl Core {
             }
         };
         peers.by_name.insert(name.clone(), info.id());
-        drop(peers);
+        // With the lock held: a peer with an address is not forgotten.
         peer.set_info(info);
+        drop(peers);
         if let Some(old) = replaced {
             let reason = "a new session has taken its name".to_owned();
             old.remove("replaced", &Error::PeerLost { peer: name, reason });
@@ -302,8 +305,8 @@ impl Core {
     }
 
     /// Forgets a peer that had connected to us and has left, so that a long life with many peers
-    /// costs no memory.
-    pub(crate) fn forget_if_gone(&self, peer: &Arc<PeerShared>) {
+    /// costs no memory. Should it come back, it is another peer.
+    pub(crate) fn forget_if_gone(&self, peer: &Arc<PeerShared>, error: &Error) {
         let mut peers = self.peers.write();
         if peer.id == self.identity.id || !peer.is_gone() {
             return;
@@ -313,6 +316,7 @@ impl Core {
             peers.by_name.remove(peer.name());
         }
         drop(peers);
+        peer.tagged.end(error);
         self.accepted.lock().retain(|p| !Arc::ptr_eq(p, peer));
     }
 
@@ -408,24 +412,38 @@ impl Core {
         Ok(())
     }
 
-    pub(crate) fn close(&self) {
+    /// Ends everything but the threads, which end soon after. Says whether it was this call that did.
+    pub(crate) fn close(&self) -> bool {
         if self.closing.swap(true, Ordering::AcqRel) {
-            return;
+            return false;
         }
         self.accepted_changed.notify_all();
         crate::closing::flush(self);
         self.ending.store(true, Ordering::Release);
         let peers = std::mem::take(&mut *self.peers.write());
         for peer in peers.by_id.into_values() {
-            peer.remove("the session was closed", &Error::Closed);
+            peer.remove(CLOSED, &Error::Closed);
         }
         self.local.close();
         self.control.stop();
         for worker in &self.workers {
             worker.stop();
         }
+        true
+    }
+
+    /// Takes apart what is left when the threads are gone: connections that ended, or were made, as the session closed.
+    /// Until then they hold the session, and their transfers wait.
+    pub(crate) fn take_apart(&self) {
+        for connection in self.connections() {
+            connection.close(CLOSED, Error::Closed);
+            connection.reap();
+        }
     }
 }
+
+/// What peers are told of the end.
+const CLOSED: &str = "the session was closed";
 
 fn new_identity(config: &Config) -> Result<Identity, Error> {
     let name = Name::new(config.name()).map_err(|_| {

@@ -417,7 +417,7 @@ impl PeerShared {
         drop(state);
         self.changed.notify_all();
         self.disconnect(reason, error);
-        self.tagged.fail(error);
+        self.tagged.end(error);
         // The peer that stands for the session itself holds the session: let it go.
         if matches!(&*self.link.read(), Some(Link::Local(_))) {
             *self.link.write() = None;

@@ -252,7 +252,8 @@ impl Session {
     /// [`Transfer::received`] tells how many it had. A longer one fails on both sides.
     ///
     /// # Errors
-    /// The range does not fit the region.
+    /// The range does not fit the region, or the peer will never send anything: it was removed, or it had connected to us
+    /// and has left.
     pub fn recv(
         &self,
         peer: &Peer,
@@ -264,7 +265,7 @@ impl Session {
         core.check_open()?;
         let (span, memory) = core.slice(target, len)?;
         let receive = Receive::new(tag, span, memory);
-        if let Some((link, arrival)) = peer.shared.tagged.post(&receive) {
+        if let Some((link, arrival)) = peer.shared.tagged.post(&receive)? {
             tagged::matched(&link, &receive, arrival);
         }
         core.control.stay_awake();
@@ -317,7 +318,7 @@ impl Session {
         self.handle.close();
     }
 
-    fn core(&self) -> &Arc<Core> {
+    pub(crate) fn core(&self) -> &Arc<Core> {
         &self.handle.core
     }
 
@@ -356,7 +357,9 @@ struct Handle {
 
 impl Handle {
     fn close(&self) {
-        self.core.close();
+        if !self.core.close() {
+            return;
+        }
         let threads = std::mem::take(&mut *self.threads.lock());
         let this = std::thread::current().id();
         for thread in threads {
@@ -365,6 +368,7 @@ impl Handle {
                 tracing::error!("a thread of the session panicked");
             }
         }
+        self.core.take_apart();
     }
 }
 

@@ -77,6 +77,8 @@ struct State {
     arrived: HashMap<u64, VecDeque<(Link, Arrival)>>,
     /// Inline bytes in `arrived`. ≤ MAX_UNEXPECTED_BYTES
     unexpected: usize,
+    /// Why nothing will come any more.
+    ended: Option<Error>,
 }
 
 impl Send {
@@ -287,8 +289,14 @@ impl Tagged {
     }
 
     /// Posts a receive; returns the announcement that it matches, if one is already here.
-    pub(crate) fn post(&self, receive: &Arc<Receive>) -> Option<(Link, Arrival)> {
+    ///
+    /// # Errors
+    /// The peer will never send anything any more.
+    pub(crate) fn post(&self, receive: &Arc<Receive>) -> Result<Option<(Link, Arrival)>, Error> {
         let mut state = self.state.lock();
+        if let Some(error) = &state.ended {
+            return Err(error.clone());
+        }
         if let Some(queue) = state.arrived.get_mut(&receive.tag) {
             let matched = queue.pop_front();
             if queue.is_empty() {
@@ -305,7 +313,7 @@ impl Tagged {
                 state.unexpected -= bytes.len();
             }
             if matched.is_some() {
-                return matched;
+                return Ok(matched);
             }
         }
         state
@@ -313,7 +321,7 @@ impl Tagged {
             .entry(receive.tag)
             .or_default()
             .push_back(Arc::clone(receive));
-        None
+        Ok(None)
     }
 
     /// Takes the receive that an announcement matches, or keeps the announcement.
@@ -346,13 +354,25 @@ impl Tagged {
         !state.sends.is_empty() || !state.posted.is_empty()
     }
 
-    /// The peer is gone: everything that waits for it fails.
+    /// The peer is gone: everything that waits for it fails. It may come back.
     pub(crate) fn fail(&self, error: &Error) {
-        let state = std::mem::take(&mut *self.state.lock());
-        for send in state.sends.into_values() {
+        self.stop(error, false);
+    }
+
+    /// The peer is gone for good: what is posted from now on fails too.
+    pub(crate) fn end(&self, error: &Error) {
+        self.stop(error, true);
+    }
+
+    fn stop(&self, error: &Error, for_good: bool) {
+        let mut state = self.state.lock();
+        let failed = std::mem::take(&mut *state);
+        state.ended = failed.ended.or(for_good.then(|| error.clone()));
+        drop(state);
+        for send in failed.sends.into_values() {
             send.end(Some(error.clone()));
         }
-        for receive in state.posted.into_values().flatten() {
+        for receive in failed.posted.into_values().flatten() {
             receive.completion.record(error.clone());
             receive.completion.finish();
         }

@@ -5,9 +5,10 @@ use std::time::Duration;
 use tcpx::{ErrorKind, Op, TransferState};
 use tcpx_testkit::host::{done, fails, wait_for_silence, wait_for_traffic};
 use tcpx_testkit::pattern::{Dice, LOCAL_POISON, REMOTE_POISON};
+use tcpx_testkit::protocol::Command;
 use tcpx_testkit::{
-    Content, Copy, Expected, GUARD, Host, RemoteProcess, Setup, on_every_setup, on_main_setups,
-    wait_until,
+    Content, Copy, Expected, GUARD, Host, REMOTE_GUARD, RemoteProcess, Setup, on_every_setup,
+    on_main_setups, wait_until,
 };
 
 const MIB: usize = 1 << 20;
@@ -27,6 +28,7 @@ mod trouble {
         the_peer_dies_while_somebody_waits,
         the_peer_dies_in_the_middle_of_a_message,
         the_peer_hangs_while_somebody_waits,
+        nobody_waits_for_a_peer_that_is_gone_for_good,
         a_receive_is_given_up,
         a_send_is_given_up,
         memory_is_deregistered_under_a_message,
@@ -290,6 +292,43 @@ fn the_peer_dies_in_the_middle_of_a_message(setup: &Setup) {
         }
         assert!(transfer.poll().is_terminal());
     }
+}
+
+fn nobody_waits_for_a_peer_that_is_gone_for_good(setup: &Setup) {
+    let alice = Host::open("alice", setup);
+    let here = alice.memory(10);
+    let receive_of = |peer: &tcpx::Peer| alice.session.recv(peer, here.region.at(0), 10, 1);
+
+    let bob = RemoteProcess::open("bob", setup);
+    let removed = alice.meets(&bob);
+    let posted_before = receive_of(&removed).expect("posted");
+    alice.session.remove_peer("bob").expect("removed");
+    assert_eq!(fails(&posted_before).kind(), ErrorKind::Disconnected);
+    let error = receive_of(&removed).expect_err("it was removed");
+    assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
+
+    // One that we cannot reach by ourselves.
+    let carol = RemoteProcess::open("carol", setup);
+    carol.knows(&alice);
+    let connected = carol.begin::<()>(Command::Connect {
+        peer: "alice".into(),
+        timeout: REMOTE_GUARD,
+    });
+    let left = alice.session.accept(GUARD).expect("carol connects");
+    assert_eq!(left.name(), "carol");
+    connected.get();
+    carol.kill();
+    wait_until("a receive is refused", || match receive_of(&left) {
+        // Posted before it was noticed that she has left.
+        Ok(receive) => {
+            assert_eq!(fails(&receive).kind(), ErrorKind::Disconnected);
+            false
+        }
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
+            true
+        }
+    });
 }
 
 fn the_peer_hangs_while_somebody_waits(setup: &Setup) {

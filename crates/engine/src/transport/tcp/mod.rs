@@ -497,7 +497,7 @@ impl Connection {
         let error = self.end.get().cloned().unwrap_or(Error::Closed);
         tracing::debug!(peer = self.peer.name(), %error, "connection ended");
         self.peer.lost(self, &error);
-        self.core.forget_if_gone(&self.peer);
+        self.core.forget_if_gone(&self.peer, &error);
     }
 
     /// Fails everything that is in flight or waiting. Only after [`Connection::kill`]; when this returns,

@@ -90,57 +90,101 @@ impl Leaving {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::{Duration, Instant};
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
 
-    use crate::{Buffer, Config, Error, Session};
-
-    const LONG: Duration = Duration::from_secs(20);
-
-    fn session(name: &str) -> Session {
-        let config = Config::defaults().with("interfaces", "lo").unwrap();
-        Session::new(config.with("name", name).unwrap()).unwrap()
-    }
+    use crate::testing::{LONG, Pair, session, wait_until};
+    use crate::{Buffer, Error};
 
     /// A connection that ends when the control thread no longer looks is taken apart all the same.
     #[test]
     fn what_ends_as_the_session_closes_fails_and_holds_nothing() {
-        let (alice, bob) = (session("alice"), session("bob"));
-        let peer = alice.add_peer(&bob.connection_info()).unwrap();
-        peer.connect(LONG).unwrap();
+        let pair = Pair::new();
         let buffer = Buffer::new(64);
-        let region = alice.register(&buffer).unwrap();
-        let never_sent = alice.recv(&peer, region.at(0), 64, 7).unwrap();
+        let region = pair.alice.register(&buffer).unwrap();
+        let never_sent = pair.alice.recv(&pair.to_bob, region.at(0), 64, 7).unwrap();
 
-        let core = Arc::downgrade(alice.core());
-        alice.core().control.stop();
-        let until = Instant::now() + LONG;
-        while !alice.core().control.has_stopped() {
-            assert!(Instant::now() < until, "the control thread goes on");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        bob.close();
-        alice.close();
-        assert!(matches!(
-            never_sent.wait(LONG),
-            Err(Error::Closed | Error::PeerLost { .. })
-        ));
-        drop((never_sent, region, peer, alice));
+        let core = Arc::downgrade(pair.alice.core());
+        pair.alice.core().control.stop();
+        let control = &pair.alice.core().control;
+        wait_until("the control thread has ended", || control.has_stopped());
+        pair.bob.close();
+        pair.alice.close();
+        let error = never_sent.wait(LONG).unwrap_err();
+        assert!(matches!(error, Error::Closed | Error::PeerLost { .. }));
+        drop((never_sent, region, pair));
         assert!(core.upgrade().is_none());
     }
 
     #[test]
     fn sessions_that_leave_each_other_at_once_hold_nothing() {
         for _ in 0..50 {
-            let (alice, bob) = (session("alice"), session("bob"));
-            let peer = alice.add_peer(&bob.connection_info()).unwrap();
-            peer.connect(LONG).unwrap();
-            drop(peer);
+            let Pair { alice, bob, .. } = Pair::new();
             let cores = [&alice, &bob].map(|session| Arc::downgrade(session.core()));
             std::thread::scope(|scope| {
                 scope.spawn(|| drop(alice));
                 scope.spawn(|| drop(bob));
             });
             assert!(cores.iter().all(|core| core.upgrade().is_none()));
+        }
+    }
+
+    /// Messages are being matched, and their bytes read, as the peer is removed and the session closes.
+    #[test]
+    fn messages_do_not_keep_a_session_that_closes() {
+        const MESSAGES: usize = 300;
+        const LEN: usize = 16 << 10;
+        for round in 0..50 {
+            let pair = Pair::new();
+            let [here, there] = [&pair.alice, &pair.bob].map(|session| {
+                let buffer = Buffer::new(LEN);
+                session.register(&buffer).unwrap()
+            });
+            let receive = |_| pair.alice.recv(&pair.to_bob, here.at(0), LEN, 7).unwrap();
+            let receives: Vec<_> = (0..MESSAGES).map(receive).collect();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let send = |_| pair.bob.send(&pair.to_alice, there.at(0), LEN, 7).ok();
+                    let sends: Vec<_> = (0..MESSAGES).map_while(send).collect();
+                    for send in sends {
+                        let ended = send.wait(LONG);
+                        assert!(!matches!(ended, Err(Error::Timeout { .. })));
+                    }
+                });
+                std::thread::sleep(Duration::from_micros(200 + round * 37 % 3000));
+                pair.alice.remove_peer("bob").unwrap();
+                pair.alice.close();
+            });
+            for receive in &receives {
+                let ended = receive.wait(LONG);
+                assert!(!matches!(ended, Err(Error::Timeout { .. })));
+            }
+            let core = Arc::downgrade(pair.alice.core());
+            drop((receives, here, there, pair));
+            assert!(core.upgrade().is_none());
+        }
+    }
+
+    #[test]
+    fn whoever_waits_learns_that_the_session_closes() {
+        for _ in 0..20 {
+            let alice = session("alice");
+            let (tell, told) = channel();
+            std::thread::scope(|scope| {
+                let (alice, tell_too) = (&alice, tell.clone());
+                scope.spawn(move || {
+                    tell.send(()).unwrap();
+                    assert!(matches!(alice.accept(Duration::MAX), Err(Error::Closed)));
+                });
+                scope.spawn(move || {
+                    tell_too.send(()).unwrap();
+                    let notification = alice.wait_notification(Duration::MAX);
+                    assert!(matches!(notification, Err(Error::Closed)));
+                });
+                told.recv().unwrap();
+                told.recv().unwrap();
+                alice.close();
+            });
         }
     }
 }

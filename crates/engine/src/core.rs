@@ -64,6 +64,21 @@ struct Peers {
     by_name: HashMap<String, SessionId>,
 }
 
+impl Peers {
+    /// Says whether the peer was known; another one of the same session, which was added since, stays.
+    fn forget(&mut self, peer: &Arc<PeerShared>) -> bool {
+        let known = self.by_id.get(&peer.id);
+        if !known.is_some_and(|known| Arc::ptr_eq(known, peer)) {
+            return false;
+        }
+        self.by_id.remove(&peer.id);
+        if self.by_name.get(peer.name()) == Some(&peer.id) {
+            self.by_name.remove(peer.name());
+        }
+        true
+    }
+}
+
 impl Core {
     pub(crate) fn start(config: Config) -> Result<(Arc<Self>, Vec<JoinHandle<()>>), Error> {
         let mut config = config;
@@ -245,6 +260,7 @@ impl Core {
         peer.set_info(info);
         drop(peers);
         if let Some(old) = replaced {
+            self.not_accepted(&old);
             let reason = "a new session has taken its name".to_owned();
             old.remove("replaced", &Error::PeerLost { peer: name, reason });
         }
@@ -261,13 +277,11 @@ impl Core {
     pub(crate) fn remove(&self, peer: &Arc<PeerShared>) -> Result<(), Error> {
         let name = peer.name().to_owned();
         let mut peers = self.peers.write();
-        if peer.id == self.identity.id || peers.by_id.remove(&peer.id).is_none() {
+        if peer.id == self.identity.id || !peers.forget(peer) {
             return Err(Error::UnknownPeer(name));
         }
-        if peers.by_name.get(&name) == Some(&peer.id) {
-            peers.by_name.remove(&name);
-        }
         drop(peers);
+        self.not_accepted(peer);
         let reason = "removed by this side".to_owned();
         peer.remove(
             "the peer removed us",
@@ -311,18 +325,24 @@ impl Core {
         if peer.id == self.identity.id || !peer.is_gone() {
             return;
         }
-        peers.by_id.remove(&peer.id);
-        if peers.by_name.get(peer.name()) == Some(&peer.id) {
-            peers.by_name.remove(peer.name());
-        }
+        peers.forget(peer);
         drop(peers);
         peer.tagged.end(error);
-        self.accepted.lock().retain(|p| !Arc::ptr_eq(p, peer));
+        self.not_accepted(peer);
     }
 
+    /// A peer has connected to us. One that has done so before and was not asked for since counts once.
     pub(crate) fn accepted(&self, peer: &Arc<PeerShared>) {
-        self.accepted.lock().push_back(Arc::clone(peer));
+        let mut accepted = self.accepted.lock();
+        if !accepted.iter().any(|known| Arc::ptr_eq(known, peer)) {
+            accepted.push_back(Arc::clone(peer));
+        }
+        drop(accepted);
         self.accepted_changed.notify_one();
+    }
+
+    fn not_accepted(&self, peer: &Arc<PeerShared>) {
+        self.accepted.lock().retain(|p| !Arc::ptr_eq(p, peer));
     }
 
     pub(crate) fn accept(&self, timeout: Duration) -> Result<Arc<PeerShared>, Error> {
@@ -412,11 +432,13 @@ impl Core {
         Ok(())
     }
 
-    /// Ends everything but the threads, which end soon after. Says whether it was this call that did.
-    pub(crate) fn close(&self) -> bool {
+    /// Ends everything but the threads, which end soon after.
+    pub(crate) fn close(&self) {
         if self.closing.swap(true, Ordering::AcqRel) {
-            return false;
+            return;
         }
+        // With the lock: whoever waits for a peer either sees the end or is woken.
+        drop(self.accepted.lock());
         self.accepted_changed.notify_all();
         crate::closing::flush(self);
         self.ending.store(true, Ordering::Release);
@@ -424,12 +446,13 @@ impl Core {
         for peer in peers.by_id.into_values() {
             peer.remove(CLOSED, &Error::Closed);
         }
+        self.accepted.lock().clear();
         self.local.close();
         self.control.stop();
         for worker in &self.workers {
             worker.stop();
         }
-        true
+        self.inbox.close();
     }
 
     /// Takes apart what is left when the threads are gone: connections that ended, or were made, as the session closed.
@@ -465,4 +488,56 @@ fn random<const N: usize>() -> Result<[u8; N], Error> {
     getrandom::fill(&mut bytes)
         .map_err(|e| Error::io("cannot get random bytes", std::io::Error::other(e)))?;
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::testing::{LONG, Pair, session, wait_until};
+
+    #[test]
+    fn a_peer_that_is_added_again_is_not_the_one_that_was_removed() {
+        for _ in 0..20 {
+            // Bob knows Alice only because she has connected to him.
+            let Pair {
+                alice,
+                bob,
+                to_alice,
+                ..
+            } = Pair::new();
+            bob.remove_peer("alice").unwrap();
+            let again = bob.add_peer(&alice.connection_info()).unwrap();
+            wait_until("the old connection is gone", || {
+                bob.core().connections().is_empty()
+            });
+            assert!(bob.peer("alice").is_some(), "it went with the old one");
+            assert!(bob.remove(&to_alice).is_err(), "it was removed before");
+            assert!(bob.peer("alice").is_some(), "it went with the old one");
+            again.connect(LONG).unwrap();
+            bob.remove(&again).unwrap();
+            assert!(bob.peer("alice").is_none());
+        }
+    }
+
+    #[test]
+    fn a_peer_that_comes_often_is_accepted_once_and_not_after_it_was_removed() {
+        let (alice, bob) = (session("alice"), session("bob"));
+        let to_bob = alice.add_peer(&bob.connection_info()).unwrap();
+        let to_alice = bob.add_peer(&alice.connection_info()).unwrap();
+        let come_and_go = || {
+            for _ in 0..3 {
+                to_alice.connect(LONG).unwrap();
+                wait_until("connected", || to_bob.is_connected());
+                to_alice.disconnect();
+                wait_until("gone", || !to_bob.is_connected());
+            }
+        };
+        come_and_go();
+        assert_eq!(alice.accept(LONG).unwrap().name(), "bob");
+        assert!(alice.accept(Duration::ZERO).is_err(), "accepted twice");
+        come_and_go();
+        alice.remove_peer("bob").unwrap();
+        assert!(alice.accept(Duration::ZERO).is_err(), "it was removed");
+    }
 }

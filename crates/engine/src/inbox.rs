@@ -1,6 +1,7 @@
 //! Notifications that have arrived.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
@@ -20,6 +21,8 @@ pub struct Notification {
 pub(crate) struct Inbox {
     messages: Mutex<VecDeque<Notification>>,
     arrived: Condvar,
+    /// Nothing more arrives.
+    closed: AtomicBool,
 }
 
 impl Inbox {
@@ -35,11 +38,23 @@ impl Inbox {
         std::mem::take(&mut *self.messages.lock()).into()
     }
 
+    /// Those who wait are told that they wait in vain.
+    pub(crate) fn close(&self) {
+        let messages = self.messages.lock();
+        self.closed.store(true, Ordering::Relaxed);
+        drop(messages);
+        self.arrived.notify_all();
+    }
+
+    /// None if nothing comes in time, or at all.
     pub(crate) fn take_one(&self, deadline: Instant) -> Option<Notification> {
         let mut messages = self.messages.lock();
         loop {
             if let Some(message) = messages.pop_front() {
                 return Some(message);
+            }
+            if self.closed.load(Ordering::Relaxed) {
+                return None;
             }
             if self.arrived.wait_until(&mut messages, deadline).timed_out() {
                 return messages.pop_front();

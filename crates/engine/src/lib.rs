@@ -50,6 +50,8 @@ mod run;
 mod session;
 mod staging;
 mod tagged;
+#[cfg(test)]
+mod testing;
 mod transfer;
 mod transport;
 

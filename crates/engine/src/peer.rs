@@ -100,9 +100,11 @@ impl Peer {
         match self.shared.link() {
             Some(Link::Local(_)) => Ok(Duration::ZERO),
             Some(Link::Tcp(connection)) => {
-                let rtt = connection.ping(lane, timeout).ok_or(Error::Timeout {
-                    what: "the answer to a ping",
-                    after: timeout,
+                let rtt = connection.ping(lane, timeout).ok_or_else(|| {
+                    connection.error().unwrap_or(Error::Timeout {
+                        what: "the answer to a ping",
+                        after: timeout,
+                    })
                 })?;
                 self.shared.measured.lock().round_trip(rtt);
                 Ok(rtt)
@@ -338,7 +340,8 @@ impl PeerShared {
             return;
         }
         state.connections.push(Arc::clone(connection));
-        state.connecting = false;
+        // An attempt of ours goes on beside a connection that the peer made: nobody starts a second one.
+        state.connecting &= connection.was_accepted();
         let first = state
             .connections
             .iter()
@@ -385,10 +388,12 @@ impl PeerShared {
         *self.link.write() = next.map(|c| Link::Tcp(Arc::clone(c)));
         let alone = next.is_none();
         drop(state);
-        if alone {
-            self.tagged.fail(error);
-        }
+        self.tagged.lost(connection, alone, error);
         self.changed.notify_all();
+    }
+
+    pub(crate) fn is_removed(&self) -> bool {
+        self.state.lock().removed
     }
 
     /// Whether nothing is known of the peer but that it was once connected.

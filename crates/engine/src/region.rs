@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use hmac::{Hmac, KeyInit, Mac};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use sha2::Sha256;
 use tcpx_cuda::Device;
 use tcpx_net::Span;
@@ -246,11 +246,14 @@ struct Registration {
     memory: Arc<Memory>,
     core: Weak<Core>,
     ended: AtomicBool,
+    ending: Mutex<()>,
 }
 
 impl Registration {
     /// Ends it once; says whether this call did.
     fn end(&self) -> bool {
+        // Held to the end: for whoever comes second, too, the memory is no longer touched when this returns.
+        let _ending = self.ending.lock();
         if self.ended.swap(true, Ordering::AcqRel) {
             return false;
         }
@@ -359,6 +362,7 @@ impl Regions {
             memory: Arc::clone(memory),
             core: Arc::downgrade(core),
             ended: AtomicBool::new(false),
+            ending: Mutex::new(()),
         };
         Ok(Region {
             registration: Arc::new(registration),

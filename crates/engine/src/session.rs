@@ -26,6 +26,9 @@ use crate::transport::Link;
 /// A session: registers memory, knows peers, makes transfers. Clones are handles to the same
 /// session; it closes with [`Session::close`], or in the same way with the last handle.
 ///
+/// A process that was forked has no use of a session that its parent has made: it makes its own. What it inherited it may drop,
+/// which leaves the parent's alone.
+///
 /// ```
 /// use std::time::Duration;
 /// use tcpx::{Buffer, Config, Op, Segment, Session};
@@ -73,6 +76,7 @@ impl Session {
             handle: Arc::new(Handle {
                 core,
                 threads: Mutex::new(threads),
+                process: std::process::id(),
             }),
         })
     }
@@ -240,7 +244,7 @@ impl Session {
         core.check_open()?;
         let (span, memory) = core.slice(source, len)?;
         let send = tagged::Send::new(core, tag, span, &memory);
-        peer.shared.tagged.add_send(&send);
+        peer.shared.tagged.add_send(&send)?;
         if let Err(error) = peer.shared.start(core, Waiting::Send(Arc::clone(&send))) {
             peer.shared.tagged.sent(send.id, Some(error.clone()));
             return Err(error);
@@ -294,15 +298,17 @@ impl Session {
     /// Waits for the next notification.
     ///
     /// # Errors
-    /// None came within `timeout`.
+    /// None came within `timeout`, or the session is closed and there is none left.
     pub fn wait_notification(&self, timeout: Duration) -> Result<Notification, Error> {
-        self.core()
-            .inbox
-            .take_one(deadline(timeout))
-            .ok_or(Error::Timeout {
-                what: "a notification",
+        let core = self.core();
+        core.inbox.take_one(deadline(timeout)).ok_or_else(|| {
+            let what = "a notification";
+            let late = Error::Timeout {
+                what,
                 after: timeout,
-            })
+            };
+            core.check_open().err().unwrap_or(late)
+        })
     }
 
     /// Closes the session: ends its connections and threads. May be called more than once, and takes nothing on from
@@ -353,16 +359,20 @@ pub(crate) fn check_message(message: &[u8]) -> Result<(), Error> {
 struct Handle {
     core: Arc<Core>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// The process whose threads these are.
+    process: u32,
 }
 
 impl Handle {
     fn close(&self) {
-        if !self.core.close() {
+        if self.process != std::process::id() {
             return;
         }
-        let threads = std::mem::take(&mut *self.threads.lock());
+        // Held to the end: a second caller returns when the session is closed, too.
+        let mut threads = self.threads.lock();
+        self.core.close();
         let this = std::thread::current().id();
-        for thread in threads {
+        for thread in threads.drain(..) {
             // A thread of ours can hold the last handle only by way of a bug; it must not wait for itself.
             if thread.thread().id() != this && thread.join().is_err() {
                 tracing::error!("a thread of the session panicked");

@@ -6,14 +6,14 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 use tcpx_net::Span;
 use tcpx_proto::descriptor::RegionKey;
 use tcpx_proto::frame::{Entry, FLAG_INLINE, Header, Kind, MAX_INLINE_SEND_BYTES, Status, Table};
 
-use crate::completion::Completion;
+use crate::completion::{Completion, TransferState};
 use crate::core::Core;
 use crate::error::Error;
 use crate::peer::PeerShared;
@@ -21,6 +21,7 @@ use crate::plan::{Limits, Op, Pieces, Plan};
 use crate::region::{Memory, MemoryKind};
 use crate::run::{After, Run};
 use crate::transport::Link;
+use crate::transport::tcp::Connection;
 
 /// Announcements that came before their receive was posted keep their inline bytes up to this sum for each peer;
 /// past it the bytes are dropped and read from the sender later.
@@ -38,6 +39,8 @@ pub(crate) struct Send {
     pub(crate) memory: Arc<Memory>,
     pub(crate) completion: Completion,
     core: Weak<Core>,
+    /// What it was announced on, and ends with.
+    on: OnceLock<Weak<Connection>>,
 }
 
 /// A posted receive.
@@ -91,6 +94,7 @@ impl Send {
             memory: core.regions.add_alias(memory, source),
             completion: Completion::new(),
             core: Arc::downgrade(core),
+            on: OnceLock::new(),
         })
     }
 
@@ -104,7 +108,14 @@ impl Send {
         self.completion.finish();
     }
 
-    /// Appends the announcement, with the message itself when it is small.
+    fn is_on(&self, connection: &Arc<Connection>) -> bool {
+        let on = self.on.get();
+        on.is_some_and(|on| std::ptr::eq(on.as_ptr(), Arc::as_ptr(connection)))
+    }
+
+    /// Appends the announcement, with the message itself when it is small. Only below [`Local::guarded`].
+    ///
+    /// [`Local::guarded`]: crate::transport::local::Local::guarded
     pub(crate) fn encode(&self, out: &mut Vec<u8>, key: RegionKey) {
         let len = self.source.len();
         let inline = len as u64 <= MAX_INLINE_SEND_BYTES
@@ -261,8 +272,19 @@ impl Arrival {
 }
 
 impl Tagged {
-    pub(crate) fn add_send(&self, send: &Arc<Send>) {
-        self.state.lock().sends.insert(send.id, Arc::clone(send));
+    /// A send that is about to be announced.
+    ///
+    /// # Errors
+    /// The peer is gone for good.
+    pub(crate) fn add_send(&self, send: &Arc<Send>) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        if let Some(error) = state.ended.clone() {
+            drop(state);
+            send.end(Some(error.clone()));
+            return Err(error);
+        }
+        state.sends.insert(send.id, Arc::clone(send));
+        Ok(())
     }
 
     /// A send has ended: at the peer, or by abort.
@@ -327,6 +349,10 @@ impl Tagged {
     /// Takes the receive that an announcement matches, or keeps the announcement.
     fn take(&self, link: &Link, mut arrival: Arrival) -> Option<(Arc<Receive>, Arrival)> {
         let mut state = self.state.lock();
+        if state.ended.is_some() {
+            // Nobody will ask for it, and kept it would keep the session.
+            return None;
+        }
         if let Some(queue) = state.posted.get_mut(&arrival.tag) {
             let matched = queue.pop_front();
             if queue.is_empty() {
@@ -354,28 +380,56 @@ impl Tagged {
         !state.sends.is_empty() || !state.posted.is_empty()
     }
 
-    /// The peer is gone: everything that waits for it fails. It may come back.
-    pub(crate) fn fail(&self, error: &Error) {
-        self.stop(error, false);
-    }
-
-    /// The peer is gone for good: what is posted from now on fails too.
-    pub(crate) fn end(&self, error: &Error) {
-        self.stop(error, true);
-    }
-
-    fn stop(&self, error: &Error, for_good: bool) {
+    /// A connection is gone, and with it what was announced on it. If it was the last one, every receive fails.
+    pub(crate) fn lost(&self, connection: &Arc<Connection>, alone: bool, error: &Error) {
         let mut state = self.state.lock();
-        let failed = std::mem::take(&mut *state);
-        state.ended = failed.ended.or(for_good.then(|| error.clone()));
+        let sends = state.sends.extract_if(|_, send| send.is_on(connection));
+        let sends: Vec<_> = sends.map(|(_, send)| send).collect();
+        let State {
+            arrived,
+            unexpected,
+            ..
+        } = &mut *state;
+        arrived.retain(|_, queue| {
+            queue.retain(|(link, arrival)| {
+                let is_lost = matches!(link, Link::Tcp(on) if Arc::ptr_eq(on, connection));
+                if is_lost {
+                    *unexpected -= arrival.inline.as_ref().map_or(0, Vec::len);
+                }
+                !is_lost
+            });
+            !queue.is_empty()
+        });
+        let posted = if alone {
+            std::mem::take(&mut state.posted)
+        } else {
+            HashMap::new()
+        };
         drop(state);
-        for send in failed.sends.into_values() {
-            send.end(Some(error.clone()));
-        }
-        for receive in failed.posted.into_values().flatten() {
-            receive.completion.record(error.clone());
-            receive.completion.finish();
-        }
+        fail(sends, posted, error);
+    }
+
+    /// The peer is gone for good: everything that waits for it fails, and what is posted from now on is refused.
+    pub(crate) fn end(&self, error: &Error) {
+        let mut state = self.state.lock();
+        let ended = std::mem::take(&mut *state);
+        state.ended = ended.ended.or_else(|| Some(error.clone()));
+        drop(state);
+        fail(ended.sends.into_values(), ended.posted, error);
+    }
+}
+
+fn fail(
+    sends: impl IntoIterator<Item = Arc<Send>>,
+    posted: HashMap<u64, VecDeque<Arc<Receive>>>,
+    error: &Error,
+) {
+    for send in sends {
+        send.end(Some(error.clone()));
+    }
+    for receive in posted.into_values().flatten() {
+        receive.completion.record(error.clone());
+        receive.completion.finish();
     }
 }
 
@@ -392,7 +446,17 @@ pub(crate) fn matched(link: &Link, receive: &Arc<Receive>, arrival: Arrival) {
     let mut reading = receive.run.lock();
     receive.message.store(arrival.id, Ordering::Relaxed);
     receive.received.store(arrival.len, Ordering::Relaxed);
-    if let Some(error) = receive.refusal(&arrival) {
+    // A device's memory is reached by reading the message like a large one.
+    let inline = arrival.inline.as_ref();
+    let inline = inline.filter(|_| receive.memory.device.is_none());
+    let refusal = link.core().local.guarded(|| {
+        let refusal = receive.refusal(&arrival);
+        if let (None, Some(bytes)) = (&refusal, inline) {
+            receive.target.copy_from(bytes);
+        }
+        refusal
+    });
+    if let Some(error) = refusal {
         drop(reading);
         let status = match error {
             Error::MessageTruncated { .. } => Status::Truncated,
@@ -403,11 +467,7 @@ pub(crate) fn matched(link: &Link, receive: &Arc<Receive>, arrival: Arrival) {
         receive.completion.finish();
         return;
     }
-    // A device's memory is reached by reading the message like a large one.
-    if let Some(bytes) = &arrival.inline
-        && receive.memory.device.is_none()
-    {
-        receive.target.copy_from(bytes);
+    if inline.is_some() {
         drop(reading);
         receive.landed(link);
         return;
@@ -429,7 +489,156 @@ pub(crate) fn matched(link: &Link, receive: &Arc<Receive>, arrival: Arrival) {
 pub(crate) fn announce(link: &Link, send: &Arc<Send>) {
     let key = send.memory.key();
     match link {
-        Link::Tcp(connection) => connection.control(|out| send.encode(out, key)),
+        Link::Tcp(connection) => {
+            let on = send.on.set(Arc::downgrade(connection));
+            debug_assert!(on.is_ok(), "a message is announced once");
+            // Given up before there was a connection: the peer's receive is not for it.
+            if send.completion.state() != TransferState::InProgress {
+                return;
+            }
+            let local = &connection.core.local;
+            connection.control(|out| local.guarded(|| send.encode(out, key)));
+            // It may have been taken apart before it had this message to fail.
+            if let Some(error) = connection.error() {
+                connection.peer.tagged.sent(send.id, Some(error));
+            }
+        }
         Link::Local(core) => arrived(core.own_peer(), link, send.arrival(key)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::{Send, announce};
+    use crate::testing::{LONG, Pair, session, wait_until};
+    use crate::transport::Link;
+    use crate::{Buffer, Error, Session, TransferState};
+
+    const SMALL: usize = 64;
+
+    fn region(session: &Session, len: usize) -> crate::Region {
+        session.register(&Buffer::new(len)).unwrap()
+    }
+
+    /// When both sides have connected there are two connections.
+    #[test]
+    fn a_message_ends_with_the_connection_that_it_was_announced_on() {
+        for _ in 0..1000 {
+            let (alice, bob) = (session("alice"), session("bob"));
+            let to_bob = alice.add_peer(&bob.connection_info()).unwrap();
+            let to_alice = bob.add_peer(&alice.connection_info()).unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(|| to_bob.connect(LONG).unwrap());
+                scope.spawn(|| to_alice.connect(LONG).unwrap());
+            });
+            if [&alice, &bob].map(|s| s.core().connections().len()) != [2, 2] {
+                continue;
+            }
+            let here = region(&alice, SMALL);
+            let send = alice.send(&to_bob, here.at(0), SMALL, 7).unwrap();
+            let receive = alice.recv(&to_bob, here.at(0), SMALL, 8).unwrap();
+            let Some(Link::Tcp(used)) = to_bob.shared.link() else {
+                panic!("not connected");
+            };
+            let reason = "as a test wants it".to_owned();
+            let peer = "bob".to_owned();
+            used.kill(Error::PeerLost { peer, reason });
+            assert!(matches!(send.wait(LONG), Err(Error::PeerLost { .. })));
+            // The other connection still brings messages.
+            let there = region(&bob, SMALL);
+            wait_until("bob has noticed", || bob.core().connections().len() == 1);
+            let answer = bob.send(&to_alice, there.at(0), SMALL, 8).unwrap();
+            answer.wait(LONG).unwrap();
+            receive.wait(LONG).unwrap();
+            return;
+        }
+        panic!("never two connections");
+    }
+
+    #[test]
+    fn a_message_after_a_disconnect_connects_anew() {
+        for _ in 0..20 {
+            let pair = Pair::new();
+            let (here, there) = (region(&pair.alice, SMALL), region(&pair.bob, SMALL));
+            pair.to_bob.disconnect();
+            let send = pair.alice.send(&pair.to_bob, here.at(0), SMALL, 7).unwrap();
+            let to_alice = pair.bob.accept(LONG).unwrap();
+            let receive = pair.bob.recv(&to_alice, there.at(0), SMALL, 7).unwrap();
+            receive.wait(LONG).unwrap();
+            send.wait(LONG).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_message_that_is_given_up_before_it_leaves_meets_no_receive() {
+        let (alice, bob) = (session("alice"), session("bob"));
+        let to_bob = alice.add_peer(&bob.connection_info()).unwrap();
+        let (here, there) = (region(&alice, SMALL), region(&bob, SMALL));
+        drop(alice.send(&to_bob, here.at(0), 1, 7).unwrap());
+        let next = alice.send(&to_bob, here.at(0), SMALL, 7).unwrap();
+        let to_alice = bob.accept(LONG).unwrap();
+        let receive = bob.recv(&to_alice, there.at(0), SMALL, 7).unwrap();
+        receive.wait(LONG).unwrap();
+        next.wait(LONG).unwrap();
+        assert_eq!(receive.received(), SMALL as u64);
+    }
+
+    #[test]
+    fn a_message_to_oneself_does_not_keep_a_closed_session() {
+        let alice = session("alice");
+        let here = region(&alice, SMALL);
+        let core = Arc::downgrade(alice.core());
+        let (span, memory) = alice.core().slice(here.at(0), SMALL).unwrap();
+        let send = Send::new(alice.core(), 7, span, &memory);
+        let own_peer = Arc::clone(alice.core().own_peer());
+        own_peer.tagged.add_send(&send).unwrap();
+        let link = own_peer.link().unwrap();
+        alice.close();
+        announce(&link, &send);
+        assert_eq!(send.completion.state(), TransferState::Failed);
+        assert!(own_peer.tagged.add_send(&send).is_err());
+        drop((link, send, here, memory, own_peer, alice));
+        assert!(core.upgrade().is_none());
+    }
+
+    /// Whoever takes memory back waits for the copies of messages out of it and into it.
+    #[test]
+    fn messages_are_copied_when_nobody_takes_their_memory_back() {
+        let pair = Pair::new();
+        let (here, there) = (region(&pair.alice, SMALL), region(&pair.bob, SMALL));
+        let waits = |session: &Session, copy: &(dyn Fn() + Sync)| {
+            let (tell, told) = channel();
+            let taking_back = session.core().local.hold();
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    copy();
+                    tell.send(()).unwrap();
+                });
+                let early = told.recv_timeout(Duration::from_millis(100));
+                assert!(early.is_err(), "it was copied meanwhile");
+                drop(taking_back);
+            });
+        };
+        let send = || {
+            let send = pair.alice.send(&pair.to_bob, here.at(0), SMALL, 7).unwrap();
+            // Its end is waited for elsewhere.
+            std::mem::forget(send);
+        };
+        waits(&pair.alice, &send);
+        wait_until("the message is there", || {
+            let tagged = &pair.to_alice.shared.tagged;
+            !tagged.state.lock().arrived.is_empty()
+        });
+        waits(&pair.bob, &|| {
+            let receive = pair
+                .bob
+                .recv(&pair.to_alice, there.at(0), SMALL, 7)
+                .unwrap();
+            receive.wait(LONG).unwrap();
+        });
     }
 }

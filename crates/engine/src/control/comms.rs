@@ -54,13 +54,15 @@ impl ControlLoop {
         let core = Arc::clone(&self.core);
         let plug = move || {
             let gpu = net.gpu(&core.regions);
-            let comms = set_up(
-                &net,
-                gpu.as_ref(),
-                &mut joined.lanes,
-                joined.deadline,
-                || core.is_ending(),
-            );
+            let Joined {
+                dialled,
+                lanes,
+                deadline,
+                ..
+            } = &mut joined;
+            let removed = || dialled.as_ref().is_some_and(|peer| peer.is_removed());
+            let is_cancelled = || core.is_ending() || removed();
+            let comms = set_up(&net, gpu.as_ref(), lanes, *deadline, is_cancelled);
             let plugged = Plugged { joined, comms };
             core.control.push(Command::Plugged(Box::new(plugged)));
         };

@@ -98,10 +98,17 @@ impl ControlLoop {
     /// Starts to connect to a peer.
     pub(super) fn dial(&mut self, peer: &Arc<PeerShared>) {
         if peer.link().is_some() {
-            // It connected to us in the meantime.
-            peer.unreachable(&Error::Closed);
+            // It connected to us in the meantime; should it have left again by the time that is looked at, this is why.
+            let reason = "it left as it was to be connected to".to_owned();
+            let peer_name = peer.name().to_owned();
+            peer.unreachable(&Error::PeerLost {
+                peer: peer_name,
+                reason,
+            });
             return;
         }
+        // Should the peer that is gone be this one, added again: what is late must not take the place of what is new.
+        self.abandon_removed();
         let begin = || -> Result<_, Error> {
             let info = peer
                 .info()
@@ -299,6 +306,14 @@ impl ControlLoop {
             } else {
                 self.lane_failed(id, lane, "no answer in time");
             }
+        }
+    }
+
+    fn abandon_removed(&mut self) {
+        let attempts = self.dialing.attempts.iter();
+        let removed = attempts.filter(|(_, attempt)| attempt.peer.is_removed());
+        for id in removed.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.forget(id);
         }
     }
 

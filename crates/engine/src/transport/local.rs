@@ -20,10 +20,10 @@ use crate::staging::Queues;
 /// Runs up to this size are copied by the caller who posts them.
 const INLINE_BYTES: u64 = 256 << 10;
 
-/// The copies that wait to be made.
+/// Copies within the session.
 #[derive(Default)]
 pub(crate) struct Local {
-    runs: Mutex<VecDeque<Arc<Run>>>,
+    runs: Mutex<Waiting>,
     /// Held shared while memory is copied: taking it exclusively waits for all copies to end.
     copying: RwLock<()>,
     queues: Mutex<Queues>,
@@ -35,20 +35,31 @@ impl Local {
         if run.plan.bytes <= INLINE_BYTES {
             while self.copy_chunk(core, run) {}
         } else {
-            self.runs.lock().push_back(Arc::clone(run));
+            let mut waiting = self.runs.lock();
+            if waiting.closed {
+                drop(waiting);
+                return fail(run, Error::Closed);
+            }
+            waiting.runs.push_back(Arc::clone(run));
+            drop(waiting);
             core.call_any_worker();
         }
     }
 
+    /// Makes a copy of, or into, memory of the session that no lane's locks protect. `copy` looks whether the memory is live:
+    /// whoever revokes it waits for the copy.
+    pub(crate) fn guarded<T>(&self, copy: impl FnOnce() -> T) -> T {
+        let _copying = self.copying.read();
+        copy()
+    }
+
     /// Copies one chunk of whatever waits; false when nothing does.
     pub(crate) fn step(&self, core: &Arc<Core>) -> bool {
-        let mut runs = self.runs.lock();
-        let Some(run) = runs.front().cloned() else {
+        let Some(run) = self.runs.lock().runs.front().cloned() else {
             return false;
         };
-        drop(runs);
         if !self.copy_chunk(core, &run) {
-            runs = self.runs.lock();
+            let runs = &mut self.runs.lock().runs;
             if runs.front().is_some_and(|front| Arc::ptr_eq(front, &run)) {
                 runs.pop_front();
             }
@@ -56,8 +67,14 @@ impl Local {
         true
     }
 
+    /// Keeps copies from being made, as a revocation does, until what is returned goes.
+    #[cfg(test)]
+    pub(crate) fn hold(&self) -> parking_lot::RwLockWriteGuard<'_, ()> {
+        self.copying.write()
+    }
+
     pub(crate) fn is_busy(&self) -> bool {
-        !self.runs.lock().is_empty()
+        !self.runs.lock().runs.is_empty()
     }
 
     /// Waits until no copy is under way; those that begin later see what was revoked or aborted.
@@ -65,12 +82,14 @@ impl Local {
         drop(self.copying.write());
     }
 
-    /// Fails what waits.
+    /// Fails what waits, and what comes from now on.
     pub(crate) fn close(&self) {
-        for run in std::mem::take(&mut *self.runs.lock()) {
-            if run.fail(Error::Closed) {
-                conclude_failed(&run);
-            }
+        let mut waiting = self.runs.lock();
+        waiting.closed = true;
+        let runs = std::mem::take(&mut waiting.runs);
+        drop(waiting);
+        for run in runs {
+            fail(&run, Error::Closed);
         }
     }
 
@@ -118,10 +137,7 @@ impl Local {
         let Some(index) = run.take() else {
             return false;
         };
-        let result = {
-            let _copying = self.copying.read();
-            copy(self, core, run, index)
-        };
+        let result = self.guarded(|| copy(self, core, run, index));
         let mut last = false;
         if let Err(error) = result {
             last |= run.fail(error);
@@ -131,6 +147,19 @@ impl Local {
             conclude(core, run);
         }
         true
+    }
+}
+
+/// The copies that wait to be made.
+#[derive(Default)]
+struct Waiting {
+    runs: VecDeque<Arc<Run>>,
+    closed: bool,
+}
+
+fn fail(run: &Arc<Run>, error: Error) {
+    if run.fail(error) {
+        conclude_failed(run);
     }
 }
 
@@ -216,4 +245,40 @@ fn conclude(core: &Arc<Core>, run: &Arc<Run>) {
         After::Receive(receive) => receive.landed(&Link::Local(Arc::clone(core))),
     }
     run.completion.finish();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    use crate::plan::{Limits, Op, Plan};
+    use crate::run::{After, Run};
+    use crate::testing::{LONG, session};
+    use crate::{Buffer, Segment};
+
+    /// Posted by somebody who found the session open.
+    #[test]
+    fn a_run_that_comes_after_the_end_fails() {
+        const LEN: usize = 1 << 20;
+        let alice = session("alice");
+        let [from, to] = [(); 2].map(|()| alice.register(&Buffer::new(LEN)).unwrap());
+        let there = to.descriptor();
+        let segment = Segment {
+            local: from.at(0),
+            remote: there.at(0),
+            len: LEN,
+        };
+        let limits = Limits {
+            chunk_bytes: LEN / 4,
+            lanes: 1,
+        };
+        let plan = Plan::new(Op::Write, alice.core().resolve([segment]).unwrap(), limits);
+        let run = Arc::new(Run::new(1, Arc::new(plan), After::Nothing));
+        let link = alice.core().own_peer().link().unwrap();
+        alice.close();
+        link.submit(&run);
+        assert!(run.completion.wait_until(Instant::now() + LONG));
+        assert!(run.completion.error().is_some());
+    }
 }

@@ -10,6 +10,8 @@ mod lane;
 mod mark;
 mod rx;
 mod settle;
+#[cfg(test)]
+mod tests;
 mod tx;
 
 use std::collections::HashMap;
@@ -26,7 +28,7 @@ pub(crate) use self::lane::{Drive, Lane};
 pub(crate) use self::mark::Mark;
 use self::rx::Ended;
 use self::tx::encode_text;
-use crate::completion::TransferState;
+use crate::completion::{TransferState, deadline};
 use crate::core::Core;
 use crate::error::Error;
 use crate::peer::PeerShared;
@@ -175,6 +177,11 @@ impl Connection {
         self.end.get().is_some()
     }
 
+    /// Why the connection ended, if it has.
+    pub(crate) fn error(&self) -> Option<Error> {
+        self.end.get().cloned()
+    }
+
     /// Starts a run. Never waits: the first chunk leaves from this thread as far as the kernel takes it at
     /// once, so that it is on its way before a worker is awake; the rest is the workers' to do.
     pub(crate) fn submit(self: &Arc<Self>, run: &Arc<Run>) {
@@ -200,8 +207,8 @@ impl Connection {
         }
         self.core.control.stay_awake();
         if let Some(error) = self.end.get() {
+            // Chunks in flight are failed by whoever takes the connection apart: the caller may hold a lane's locks.
             self.fail_run(run, error.clone());
-            self.drain();
         }
     }
 
@@ -350,7 +357,7 @@ impl Connection {
         let lane = self.lanes.get(index)?;
         let token = self.new_ping();
         let start = Instant::now();
-        let deadline = start + timeout;
+        let until = deadline(timeout);
         lane.push_control(|out| Header::new(Kind::Ping, token).encode(out));
         self.check(lane.pump(self, 1));
         lane.call_worker();
@@ -359,7 +366,7 @@ impl Connection {
             if self
                 .pings
                 .answered
-                .wait_until(&mut waiting, deadline)
+                .wait_until(&mut waiting, until)
                 .timed_out()
             {
                 break;
@@ -493,6 +500,8 @@ impl Connection {
             .connections
             .lock()
             .retain(|c| !Arc::ptr_eq(c, self));
+        // With the lock: whoever waits either sees the end or is woken.
+        drop(self.pings.waiting.lock());
         self.pings.answered.notify_all();
         let error = self.end.get().cloned().unwrap_or(Error::Closed);
         tracing::debug!(peer = self.peer.name(), %error, "connection ended");

@@ -441,6 +441,11 @@ impl Rx {
         lane: &Lane,
         connection: &Arc<Connection>,
     ) -> Result<(), Ended> {
+        // Looked at first: what is begun below must be finished.
+        if header.is_on_comm() && self.flow.is_none() {
+            let what = "a payload on a comm that is not there";
+            return Err(Ended::Misbehaved(what.into()));
+        }
         let middle = &self.buffer[middle];
         let (table, extra) = middle.split_at(header.table_bytes());
         let message = || Sink::Message {
@@ -492,11 +497,7 @@ impl Rx {
             Kind::WriteError | Kind::ReadError | Kind::SendDone | Kind::Goodbye => message(),
         };
         let left = header.payload_on_wire() as usize;
-        if header.is_on_comm() {
-            let Some(flow) = &mut self.flow else {
-                let what = "a payload on a comm that is not there";
-                return Err(Ended::Misbehaved(what.into()));
-            };
+        if let Some(flow) = self.flow.as_mut().filter(|_| header.is_on_comm()) {
             let grant = std::mem::replace(&mut self.grant, self.spare.pop().unwrap_or_default());
             let payload = Payload { header, left, sink };
             flow.push(Coming { payload, grant }, header.payload as usize);

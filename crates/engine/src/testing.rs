@@ -1,0 +1,52 @@
+//! What the tests of several modules begin with: two sessions in this process.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::core::Core;
+use crate::transport::tcp::Connection;
+use crate::{Config, Peer, Session};
+
+/// Longer than anything takes, also on a machine that is busy elsewhere.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+pub(crate) fn session(name: &str) -> Session {
+    let config = Config::defaults().with("interfaces", "lo").unwrap();
+    Session::new(config.with("name", name).unwrap()).unwrap()
+}
+
+#[track_caller]
+pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + LONG;
+    while !condition() {
+        assert!(Instant::now() < end, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Alice and Bob, whom she has connected to.
+pub(crate) struct Pair {
+    pub(crate) alice: Session,
+    pub(crate) bob: Session,
+    pub(crate) to_bob: Peer,
+    pub(crate) to_alice: Peer,
+}
+
+impl Pair {
+    pub(crate) fn new() -> Self {
+        let (alice, bob) = (session("alice"), session("bob"));
+        let to_bob = alice.add_peer(&bob.connection_info()).unwrap();
+        to_bob.connect(LONG).unwrap();
+        let to_alice = bob.accept(LONG).unwrap();
+        Self {
+            alice,
+            bob,
+            to_bob,
+            to_alice,
+        }
+    }
+}
+
+pub(crate) fn connection(core: &Core) -> Arc<Connection> {
+    core.connections().pop().expect("connected")
+}

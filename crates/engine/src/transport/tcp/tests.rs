@@ -1,0 +1,80 @@
+//! What a connection does in moments that no peer can bring about at will.
+
+use std::time::Duration;
+
+use tcpx_proto::frame::{FLAG_COMM, Header, Kind};
+
+use crate::plan::Op;
+use crate::testing::{LONG, Pair, connection, wait_until};
+use crate::{Buffer, Error, Segment};
+
+/// The bytes of a message are asked for by whoever finds it, who holds the lane.
+#[test]
+fn a_message_that_is_found_after_the_end_keeps_nobody() {
+    const LEN: usize = 1 << 20;
+    let pair = Pair::new();
+    let [here, there] =
+        [&pair.alice, &pair.bob].map(|session| session.register(&Buffer::new(LEN)).unwrap());
+    let receive = pair.alice.recv(&pair.to_bob, here.at(0), LEN, 7).unwrap();
+    let connection = connection(pair.alice.core());
+    let rx = connection.lanes[0].rx.lock();
+    let send = pair.bob.send(&pair.to_alice, there.at(0), LEN, 7).unwrap();
+    let stream = &connection.lanes[0].stream;
+    wait_until("the message is there", || stream.is_readable());
+    // As those do who end a connection: first this, then the rest.
+    connection.end.set(Error::Closed).unwrap();
+    drop(rx);
+    connection.lanes[0].call_worker();
+    let tagged = &pair.to_bob.shared.tagged;
+    wait_until("it was found", || !tagged.is_waiting());
+    let rx = connection.lanes[0].rx.try_lock_for(LONG);
+    assert!(rx.is_some(), "whoever found it waits for itself");
+    drop(rx);
+    connection.shut();
+    assert!(matches!(receive.wait(LONG), Err(Error::Closed)));
+    assert!(matches!(send.wait(LONG), Err(Error::PeerLost { .. })));
+}
+
+#[test]
+fn an_answer_on_a_comm_that_is_not_there_ends_what_waited_for_it() {
+    const LEN: usize = 64;
+    let pair = Pair::new();
+    let [here, there] =
+        [&pair.alice, &pair.bob].map(|session| session.register(&Buffer::new(LEN)).unwrap());
+    let (ours, theirs) = (connection(pair.alice.core()), connection(pair.bob.core()));
+    // Bob does not see what is asked.
+    let held: Vec<_> = theirs.lanes.iter().map(|lane| lane.rx.lock()).collect();
+    let remote = there.descriptor();
+    let segment = Segment {
+        local: here.at(0),
+        remote: remote.at(0),
+        len: LEN,
+    };
+    let read = pair
+        .alice
+        .prepare(Op::Read, &pair.to_bob, [segment])
+        .unwrap();
+    read.post().unwrap();
+    let asked = |lane: &super::Lane| Some(lane.in_flight.lock().reads.front()?.run.id);
+    let (index, id) = (0..ours.lanes.len())
+        .find_map(|index| Some((index, asked(&ours.lanes[index])?)))
+        .expect("a chunk is asked for before the call returns");
+    let header = Header {
+        flags: FLAG_COMM,
+        payload: LEN as u64,
+        ..Header::new(Kind::Data, id)
+    };
+    theirs.lanes[index].push_control(|out| header.encode(out));
+    theirs.lanes[index].call_worker();
+    assert!(matches!(read.wait(LONG), Err(Error::PeerMisbehaved { .. })));
+    drop(held);
+}
+
+#[test]
+fn a_ping_may_have_all_the_time_there_is() {
+    let pair = Pair::new();
+    pair.to_bob.round_trip(0, Duration::MAX).unwrap();
+    let connection = connection(pair.alice.core());
+    connection.kill(Error::Aborted);
+    assert!(connection.ping(0, Duration::MAX).is_none());
+}

@@ -98,29 +98,55 @@ impl Pause {
 /// What the control thread saw of a connection at its last tick.
 #[derive(Default)]
 pub(crate) struct Liveness {
-    moved: u64,
-    stalled_since: Option<Instant>,
-    /// Comms that had messages in hand: how much they had moved, and since when.
-    comms: Vec<Option<(u64, Instant)>>,
+    looked: Option<Instant>,
+    stream: Stall,
+    /// Those of comms that had messages in hand.
+    comms: Vec<Stall>,
+}
+
+/// For how long something has not moved.
+#[derive(Clone, Copy, Default)]
+struct Stall {
+    /// Up to where it had moved, if there is something to move.
+    at: Option<u64>,
+    time: Duration,
+}
+
+impl Stall {
+    /// It is at `at` after another `passed`. Returns for how long it has been there.
+    fn look(&mut self, at: Option<u64>, passed: Duration) -> Duration {
+        let still = at.is_some() && self.at == at;
+        self.at = at;
+        self.time = if still {
+            self.time + passed
+        } else {
+            Duration::ZERO
+        };
+        self.time
+    }
 }
 
 impl Liveness {
+    /// How much of the time since the last look counts as a peer's silence, of which it may have `limit`. A look that comes late
+    /// means that this process did not run: what the peer has sent meanwhile is not read yet.
+    fn passed(&mut self, now: Instant, limit: Duration) -> Duration {
+        let before = self.looked.replace(now).unwrap_or(now);
+        now.duration_since(before).min(limit / 4)
+    }
+
     /// How long a comm has had messages in hand and completed none, if that is too long. Signs of life on the stream say nothing
     /// about it: a plugin may lose a connection without a word.
-    fn comm_stalled(&mut self, lanes: &[Lane], now: Instant, limit: Duration) -> Option<Duration> {
+    fn comm_stalled(
+        &mut self,
+        lanes: &[Lane],
+        passed: Duration,
+        limit: Duration,
+    ) -> Option<Duration> {
         let comms = lanes.iter().flat_map(|l| [&l.comm_out, &l.comm_in]);
-        self.comms.resize(2 * lanes.len(), None);
-        let mut longest = None;
-        for (seen, comm) in self.comms.iter_mut().zip(comms) {
-            *seen = match (comm.moved(), *seen) {
-                (None, _) => None,
-                (Some(moved), Some((before, since))) if moved == before => Some((before, since)),
-                (Some(moved), _) => Some((moved, now)),
-            };
-            let stalled = seen.map(|(_, since)| now.duration_since(since));
-            longest = longest.max(stalled.filter(|stalled| *stalled >= limit));
-        }
-        longest
+        self.comms.resize(2 * lanes.len(), Stall::default());
+        let stalls = self.comms.iter_mut().zip(comms);
+        let longest = stalls.map(|(stall, comm)| stall.look(comm.moved(), passed));
+        longest.max().filter(|longest| *longest >= limit)
     }
 }
 
@@ -405,28 +431,21 @@ impl Connection {
             })
             .sum();
         let mut liveness = self.liveness.lock();
-        if let Some(after) = liveness.comm_stalled(&self.lanes, now, timeout) {
+        let passed = liveness.passed(now, timeout);
+        if let Some(after) = liveness.comm_stalled(&self.lanes, passed, timeout) {
             drop(liveness);
             let peer = self.peer.name().to_owned();
             self.kill(Error::PluginStalled { peer, after });
             return true;
         }
-        let since = match liveness.stalled_since {
-            Some(since) if liveness.moved == moved => since,
-            _ => {
-                liveness.moved = moved;
-                liveness.stalled_since = Some(now);
-                return true;
-            }
-        };
+        let stalled = liveness.stream.look(Some(moved), passed);
         drop(liveness);
-        let stalled = now.duration_since(since);
         if stalled >= timeout {
             self.kill(Error::PeerSilent {
                 peer: self.peer.name().to_owned(),
                 after: stalled,
             });
-        } else {
+        } else if stalled > Duration::ZERO {
             // A healthy peer answers even if it has nothing else to say.
             for lane in &self.lanes {
                 lane.push_control(|out| Header::new(Kind::Ping, 0).encode(out));

@@ -1,9 +1,10 @@
 //! What a connection does in moments that no peer can bring about at will.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tcpx_proto::frame::{FLAG_COMM, Header, Kind};
 
+use super::Liveness;
 use crate::plan::Op;
 use crate::testing::{LONG, Pair, connection, wait_until};
 use crate::{Buffer, Error, Segment};
@@ -77,4 +78,22 @@ fn a_ping_may_have_all_the_time_there_is() {
     let connection = connection(pair.alice.core());
     connection.kill(Error::Aborted);
     assert!(connection.ping(0, Duration::MAX).is_none());
+}
+
+#[test]
+fn the_time_that_this_process_did_not_run_is_not_its_peers_silence() {
+    let limit = Duration::from_secs(8);
+    let start = Instant::now();
+    let mut liveness = Liveness::default();
+    let mut look = |seconds, moved| {
+        let passed = liveness.passed(start + Duration::from_secs(seconds), limit);
+        liveness.stream.look(Some(moved), passed).as_secs()
+    };
+    assert_eq!(look(0, 5), 0);
+    assert_eq!(look(1, 5), 1);
+    // An hour in which nobody looked: the next looks tell.
+    assert_eq!(look(3601, 5), 3);
+    assert_eq!(look(3603, 5), 5);
+    assert_eq!(look(3604, 6), 0);
+    assert_eq!(look(3605, 6), 1);
 }

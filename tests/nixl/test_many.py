@@ -172,4 +172,4 @@ def test_nothing_is_left_behind(endpoint):
     before = resources()
     for _ in range(10):
         life()
-    until(lambda: resources() <= before, f"threads and files as before: {before}")
+    until(lambda: all(now <= then for now, then in zip(resources(), before)), f"threads and files as before: {before}")

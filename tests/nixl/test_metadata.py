@@ -127,16 +127,14 @@ def test_memory_of_a_peer_that_connects_to_us(endpoint, peer, op):
 
 
 def test_removed_in_flight(pair, op):
-    """Removing a peer ends what runs, at once; loaded again, it works again."""
-    pair = pair(size=16 * MIB)
+    """Removing a peer ends what runs, without its help; loaded again, it works again."""
+    pair = pair(size=16 * MIB, params={"peer_timeout": "1h"})
     pair.transfer(op, [(0, 0, 4096)], b"connected")
     handles = [pair.request(op, [(0, 0, 16 * MIB)], b"removed") for _ in range(3)]
     pair.remote.freeze()
     for handle in handles:
         assert pair.local.post(handle) == "PROC"
-    start = time.monotonic()
     pair.local.forget("target")
-    assert time.monotonic() - start < 1
     assert {pair.local.wait(handle) for handle in handles} == {NOT_FOUND}
     for handle in handles:
         pair.local.release(handle)

@@ -224,8 +224,8 @@ def test_explicit_connection(pair, op):
 
 
 def test_release_in_flight(pair, op):
-    """Releasing ends the transfer at once: no byte moves afterwards, and its notification does not come."""
-    pair = pair(size=16 * MIB)
+    """Releasing ends the transfer without the peer's help: no byte moves afterwards, and its notification does not come."""
+    pair = pair(size=16 * MIB, params={"peer_timeout": "1h"})
     pair.transfer(op, [(0, 0, 4096)], b"connected")
     for _ in range(3):
         pair.local.fill(11)
@@ -234,9 +234,7 @@ def test_release_in_flight(pair, op):
         handle = pair.request(op, [(0, 0, 16 * MIB)], b"released")
         pair.remote.freeze()
         assert pair.local.post(handle) == "PROC"
-        start = time.monotonic()
         pair.local.release(handle)
-        assert time.monotonic() - start < 1
         # The memory is ours again: what we put there now is neither sent nor overwritten.
         ours = ~mine
         pair.local.block[:] = ours

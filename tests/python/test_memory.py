@@ -8,7 +8,6 @@ import weakref
 import numpy as np
 import pytest
 import tcpx
-from conftest import WAIT
 
 
 class Tensor:
@@ -110,4 +109,3 @@ def test_the_same_range_has_the_same_descriptor(session):
     memory = bytearray(16)
     first = session.register(memory).descriptor
     assert session.register(memory).descriptor == first
-    assert WAIT

@@ -92,8 +92,8 @@ def test_ctrl_c_ends_a_wait(waiting):
         import tcpx, numpy as np
         from tcpx import p2p
         end, a = p2p.Endpoint(0), np.zeros(8, np.uint8)
-        print("waiting", flush=True)
         try:
+            print("waiting", flush=True)
             {waiting}
         except KeyboardInterrupt:
             print("interrupted", flush=True)

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use crate::remote::{RemoteProcess, binary};
 use crate::story::{skipped, wait_until};
@@ -95,8 +96,12 @@ impl TwoMachines {
         for machine in [&self.left, &self.right] {
             for cable in ["cable0", "cable1"] {
                 wait_until("the cable has a carrier", || {
-                    ip(&["-n", machine, "link", "show", cable, "up"])
-                        .is_ok_and(|link| link.contains("state UP"))
+                    let link = ip(&["-n", machine, "link", "show", cable, "up"]);
+                    let is_up = link.is_ok_and(|link| link.contains("state UP"));
+                    if !is_up {
+                        std::thread::sleep(Duration::from_millis(20));
+                    }
+                    is_up
                 });
             }
         }

@@ -25,7 +25,8 @@ impl Setup {
     }
 
     /// Whether the tests run on a plugin, whose own variables are then part of what is tested.
-    pub(crate) fn names_a_plugin() -> bool {
+    #[must_use]
+    pub fn names_a_plugin() -> bool {
         Self::base().pairs.iter().any(|(key, _)| key == "plugin")
     }
 

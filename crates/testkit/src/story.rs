@@ -12,7 +12,7 @@ pub const GUARD: Duration = Duration::from_secs(45);
 pub const REMOTE_GUARD: Duration = Duration::from_secs(40);
 
 /// How long a story may take.
-const STORY: Duration = Duration::from_secs(60);
+const STORY: Duration = Duration::from_secs(150);
 
 /// Runs a test under a time limit: one that hangs fails with a message and lets the others go on.
 ///
@@ -49,6 +49,15 @@ pub fn story_within(limit: Duration, body: impl FnOnce() + Send + 'static) {
 pub fn skipped(why: &str) {
     let test = std::thread::current().name().unwrap_or("a test").to_owned();
     let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {why}");
+}
+
+/// How much memory the machine has left, where it says so.
+#[must_use]
+pub fn available_bytes() -> Option<u64> {
+    let all = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = all.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
 }
 
 /// Waits until a condition holds.

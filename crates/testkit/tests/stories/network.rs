@@ -3,10 +3,12 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use tcpx::{ErrorKind, Op};
 use tcpx_testkit::netns::{Family, Machine, TwoMachines};
 use tcpx_testkit::pattern::{LOCAL_POISON, REMOTE_POISON};
+use tcpx_testkit::story::{skipped, story_within};
 use tcpx_testkit::{Content, Copy, Expected, RemoteProcess, Setup, story, wait_until};
 
 /// Alice on the left and bob on the right, who know each other.
@@ -19,11 +21,16 @@ struct Stage {
 impl Stage {
     fn new(family: Family, interfaces: &str, settings: &[(&str, &str)]) -> Option<Self> {
         let machines = TwoMachines::build(family)?;
+        let setup = Setup::base().with("interfaces", interfaces);
+        let settings = settings.iter();
+        let setup = settings.fold(setup, |setup, (key, value)| setup.with(key, *value));
         let open = |machine, name| {
-            let process = machines.spawn(machine, name, &[("TCPX_INTERFACES", interfaces)]);
-            let mut all = vec![("name".to_owned(), name.to_owned())];
-            all.extend(settings.iter().map(|(k, v)| ((*k).into(), (*v).into())));
-            process.open_with(all);
+            // Should it be the emulator that carries payload: each cable has a device.
+            let devices = [0, 1].map(|cable| machines.address(machine, cable).to_string());
+            let devices = devices.join(",");
+            let variables = [("TCPX_EMU_NDEV", "2"), ("TCPX_EMU_ADDRESS", &devices)];
+            let process = machines.spawn(machine, name, &variables);
+            process.reopen(&setup);
             process
         };
         let (alice, bob) = (open(Machine::Left, "alice"), open(Machine::Right, "bob"));
@@ -53,7 +60,7 @@ impl Stage {
     /// Moves bytes both ways and verifies them.
     #[track_caller]
     fn works(&self, seed: u64) {
-        const LEN: usize = 64 << 20;
+        const LEN: usize = 16 << 20;
         let (here, there) = (self.alice.memory(LEN), self.bob.memory(LEN));
         self.alice.fill(&here, Content::pattern(seed));
         self.bob.poison(&there);
@@ -135,8 +142,8 @@ fn only_the_chosen_cable_is_used() {
 
 #[test]
 fn a_cable_is_cut_in_the_middle() {
-    story(|| {
-        let settings = [("lanes", "4"), ("peer_timeout", "2s")];
+    story_within(Duration::from_secs(180), || {
+        let settings = [("lanes", "4"), ("peer_timeout", "5s")];
         for family in [Family::V4, Family::V6] {
             let Some(stage) = Stage::new(family, "cable0,cable1", &settings) else {
                 return;
@@ -172,6 +179,10 @@ fn a_cable_is_cut_in_the_middle() {
 #[test]
 fn a_cable_that_was_cut_before_is_avoided() {
     story(|| {
+        if Setup::names_a_plugin() {
+            // Each of its devices has a lane, and reaches what it reaches.
+            return skipped("a plugin's devices are not chosen by what they reach");
+        }
         let Some(stage) = Stage::new(Family::V4, "cable0,cable1", &[("lanes", "4")]) else {
             return;
         };

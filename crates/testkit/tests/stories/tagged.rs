@@ -334,7 +334,7 @@ fn nobody_waits_for_a_peer_that_is_gone_for_good(setup: &Setup) {
 fn the_peer_hangs_while_somebody_waits(setup: &Setup) {
     // Should the connection be given up before the second send, that one connects anew.
     let setup = setup
-        .with("peer_timeout", "1s")
+        .with("peer_timeout", "2s")
         .with("connect_timeout", "5s");
     let alice = Host::open("alice", &setup);
     let bob = RemoteProcess::open("bob", &setup);
@@ -344,7 +344,7 @@ fn the_peer_hangs_while_somebody_waits(setup: &Setup) {
     // A peer that has not posted a receive yet is no reason to give up, however long that takes.
     let waiting = alice.session.send(&peer, here.region.at(0), MIB, 1);
     let waiting = waiting.expect("posted");
-    let error = waiting.wait(Duration::from_secs(2)).expect_err("not yet");
+    let error = waiting.wait(Duration::from_secs(4)).expect_err("not yet");
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     assert_eq!(waiting.poll(), TransferState::InProgress);
     // One that does not even answer is.

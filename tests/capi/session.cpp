@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -139,5 +141,26 @@ int main()
     never.release();
     never.postRecv(back_id, 0, size, 1235);
     alice.disconnect("b");
+
+    // A session that has ended serves nothing, also while a transfer still refers to it; who waits in it learns of the end.
+    std::vector<std::uint8_t> closed(size);
+    std::unique_ptr<tcpx::Transfer> survivor;
+    std::optional<tcpx::MemoryDescriptor> offered;
+    {
+        tcpx::Session carol("carol");
+        offered = carol.describe(carol.registerMemory(closed.data(), size));
+        alice.loadRemoteConnInfo("c", carol.listen());
+        carol.loadRemoteConnInfo("a", alice.listen());
+        survivor = std::make_unique<tcpx::Transfer>(carol.createTransfer("a"));
+        tcpx::Session copy = carol;
+        std::thread waiting([&] { CHECK(status_of([&] { copy.waitNotification(); }) == TCPX_ERROR_CLOSED); });
+        carol.close();
+        waiting.join();
+        CHECK(status_of([&] { copy.accept("anybody"); }) == TCPX_ERROR_CLOSED);
+    }
+    tcpx::Transfer late = alice.createTransfer("c");
+    late.write(mine, 0, *offered, 0, size);
+    CHECK(status_of([&] { late.wait(patience); }) == TCPX_ERROR_DISCONNECTED);
+    CHECK(std::all_of(closed.begin(), closed.end(), [](std::uint8_t byte) { return byte == 0; }));
     std::printf("tcpx_p2p.hpp %s: all good\n", tcpx::version().c_str());
 }

@@ -164,6 +164,42 @@ def test_keys_are_shared_by_what_lies_inside():
     assert repr(part).startswith("<XferDesc addr=")
 
 
+def test_what_is_deregistered_is_closed_whatever_was_made_of_it(ends: Ends):
+    mine, theirs, more = (np.zeros(SIZE, np.uint8) for _ in range(3))
+    _, here = ends.here.reg(address(mine), SIZE)
+    _, there = ends.there.reg(address(theirs), SIZE)
+    _, blob = ends.there.advertise(there, address(theirs), SIZE)
+    # The other side uses the same memory, and never asks how that ended.
+    _, back = ends.there.add_remote_endpoint(ends.here.get_metadata())
+    _, target = ends.here.advertise_ipc(ends.conn, address(more), SIZE)
+    ok, _ = ends.there.write_ipc_async(back, address(theirs), SIZE, target)
+    assert ok and ends.here.write(ends.conn, here, address(mine), SIZE, blob)
+    assert ends.there.dereg(there) is True
+    mine[:] = 1
+    assert ends.here.write(ends.conn, here, address(mine), SIZE, blob) is False
+    assert not theirs.any()
+
+
+def test_what_is_advertised_for_good_outlives_other_registrations(ends: Ends):
+    mine, theirs = pattern(SIZE, 8), np.zeros(SIZE, np.uint8)
+    _, there = ends.there.reg(address(theirs), SIZE)
+    _, blob = ends.there.advertise_ipc(0, address(theirs), SIZE)
+    assert ends.there.dereg(there) is True
+    assert ends.here.write_ipc(ends.conn, address(mine), SIZE, blob) is True
+    assert (mine == theirs).all()
+
+
+def test_what_nobody_asks_about_is_forgotten_when_it_fails(ends: Ends):
+    mine, theirs = np.zeros(64, np.uint8), np.zeros(64, np.uint8)
+    _, here = ends.here.reg(address(mine), 64)
+    _, there = ends.there.reg(address(theirs), 64)
+    _, blob = ends.there.advertise(there, address(theirs), 64)
+    ends.there.dereg(there)
+    started = [ends.here.write_async(ends.conn, here, address(mine), 64, blob) for _ in range(1000)]
+    assert all(ok for ok, _ in started)
+    assert ends.here.poll_async(started[0][1]) == (False, True)
+
+
 def test_descriptors_travel_as_bytes(ends: Ends):
     arrays = [Tensor(np.zeros(n, np.uint8)) for n in (10, 20)]
     descriptors = ends.there.register_memory(arrays)

@@ -78,6 +78,37 @@ def test_other_threads_go_on_while_an_endpoint_that_is_dropped_waits_for_its_pee
     assert had_its_turn
 
 
+def test_messages_do_not_outlive_their_connection(monkeypatch):
+    """Whoever accepted the connection that was lost knows nothing of one in its place."""
+    monkeypatch.setenv("TCPX_PEER_TIMEOUT", "1s")
+    code = """
+        import sys
+        from tcpx import p2p
+        end = p2p.Endpoint(0)
+        print(end.get_metadata().hex(), flush=True)
+        end.accept()
+        print("accepted", flush=True)
+        sys.stdin.read()
+    """
+    memory = np.zeros(64, np.uint8)
+    with run(code) as acceptor:
+        end = p2p.Endpoint(0)
+        metadata = bytes.fromhex(acceptor.stdout.readline())
+        ip, port, gpu = p2p.Endpoint.parse_metadata(metadata)
+        ok, conn = end.connect(ip, gpu, remote_port=port)
+        assert ok and acceptor.stdout.readline() == "accepted\n"
+        mr = end.reg(memory.ctypes.data, 64)[1]
+        acceptor.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, acceptor.pid, os.WSTOPPED)
+        assert end.send(conn, mr, memory.ctypes.data, 64) is False
+        acceptor.send_signal(signal.SIGCONT)
+        assert end.send(conn, mr, memory.ctypes.data, 64) is False
+        # A new connection is one.
+        ok, again = end.connect(ip, gpu, remote_port=port)
+        assert ok and again != conn
+        acceptor.kill()
+
+
 @pytest.mark.parametrize(
     "waiting",
     [
@@ -103,6 +134,28 @@ def test_ctrl_c_ends_a_wait(waiting):
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "interrupted\n"
+        assert process.wait(WAIT) == 0
+
+
+def test_nothing_stops_where_stderr_takes_nothing():
+    code = """
+        import tcpx, numpy as np
+        alice, bob, gone = (tcpx.Session(name) for name in ("alice", "bob", "gone"))
+        nobody = alice.add_peer(gone.connection_info)
+        gone.close()
+        alice.notify(nobody, b"a line for the log")
+        try:
+            nobody.connect(20)
+        except tcpx.Error:
+            pass
+        there = np.zeros(64, np.uint8)
+        theirs, mine = bob.register(there), alice.register(np.ones(64, np.uint8))
+        peer = alice.add_peer(bob.connection_info)
+        alice.write(peer, [(mine, 0, tcpx.RemoteRegion(theirs.descriptor), 0, 64)]).wait(20)
+        print(there.sum(), flush=True)
+    """
+    with open("/dev/full", "w") as full, run(code, stderr=full) as process:
+        assert process.stdout.readline() == "64\n"
         assert process.wait(WAIT) == 0
 
 

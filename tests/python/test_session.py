@@ -132,6 +132,14 @@ def test_within_one_session():
         assert (memory[:4096] == memory[4096:]).all()
 
 
+def test_what_was_never_posted_cannot_be_waited_for():
+    with tcpx.Session() as session:
+        region = session.register(bytearray(64))
+        transfer = session.prepare("write", session.own_peer, [(region, 0, tcpx.RemoteRegion(region.descriptor), 0, 64)])
+        with pytest.raises(tcpx.Error, match="never posted"):
+            transfer.wait()
+
+
 def test_waiting_leaves_python_running(pair):
     alice, bob, to_bob = pair
     heard = []

@@ -20,7 +20,8 @@
  *    keeps what it needs of its regions and of its peer.
  *  - All functions may be called from any thread, also on the same handle at once; only tcpx_config_set and the
  *    free functions want the handle for themselves.
- *  - Nothing waits except where a timeout is asked for (in milliseconds; UINT64_MAX waits as long as it takes).
+ *  - Nothing waits except where a timeout is asked for (in milliseconds; UINT64_MAX waits as long as it takes), and
+ *    at the end of a session.
  *  - A child process that was forked may free the handles that it inherited, which does nothing there; it makes
  *    sessions of its own and uses no other.
  *  - Texts are UTF-8 and end with NUL. Addresses are absolute, in the address space of their owner.
@@ -312,6 +313,11 @@ void tcpx_remote_region_free(tcpx_remote_region *region);
 
 // Starts a session. The configuration remains the caller's.
 tcpx_status tcpx_session_new(const tcpx_config *config, tcpx_session **session);
+
+// Ends a session, and leaves the handle to be freed: calls that wait in it, on other threads, return TCPX_ERROR_CLOSED, and so do
+// all calls from now on. Waits as tcpx_session_free does. When it returns, memory that was registered is no longer touched. May
+// be called more than once.
+tcpx_status tcpx_session_close(const tcpx_session *session);
 
 // Ends a session: its connections and its threads. Waits until the peers have their notifications and know how their transfers
 // have ended, at most 5 seconds (or `peer_timeout` where that is less; on a plugin, a connection that is being made for them has

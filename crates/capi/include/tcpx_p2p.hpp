@@ -17,7 +17,8 @@
  * @endcode
  *
  * Failures are thrown as tcpx::Error. Objects may be used from any thread; one Transfer by one thread at a
- * time. Everything is released by destructors; none of them throws or waits for a peer.
+ * time. Everything is released by destructors, of which none throws and only the Session's waits for peers, as
+ * Session::close() does.
  */
 #ifndef TCPX_P2P_HPP
 #define TCPX_P2P_HPP
@@ -374,6 +375,20 @@ private:
     std::vector<detail::Handle<tcpx_transfer>> operations_;
 };
 
+namespace detail {
+
+/** Closes a session with the last Session object, also while transfers still refer to it. */
+struct Open {
+    std::shared_ptr<State> state;
+
+    explicit Open(std::shared_ptr<State> of) : state(std::move(of)) {}
+    Open(const Open &) = delete;
+    Open &operator=(const Open &) = delete;
+    ~Open() { tcpx_session_close(state->session.get()); }
+};
+
+}  // namespace detail
+
 /** Registers memory, knows remotes by the names that the application gives them, makes transfers. It
  *  listens, and serves its memory, from its start to its end. */
 class Session {
@@ -388,7 +403,13 @@ public:
         tcpx_session *session = nullptr;
         detail::check(tcpx_session_new(config.get(), &session));
         state_->session.reset(session);
+        open_ = std::make_shared<detail::Open>(state_);
     }
+
+    /** Ends the session: calls that wait in it, on other threads, throw with TCPX_ERROR_CLOSED, and memory that was registered is
+     *  no longer touched. Peers get what was sent to them before; this waits for that, at most 5 seconds unless the configuration
+     *  says otherwise. The end of the last copy of this object does the same. */
+    void close() { detail::check(tcpx_session_close(state_->session.get())); }
 
     /** What a remote needs to connect to this session. It contains the session's secret. */
     std::string listen() const
@@ -462,7 +483,7 @@ public:
         return MemoryDescriptor::deserialize(detail::take(descriptor));
     }
 
-    /** An empty transfer with a remote. It keeps what it needs: it may outlive this object. */
+    /** An empty transfer with a remote. It may outlive this object, and has then ended with it. */
     Transfer createTransfer(const std::string &remote_name)
     {
         return Transfer(state_, state_->peer(remote_name));
@@ -511,6 +532,7 @@ private:
     }
 
     std::shared_ptr<detail::State> state_;
+    std::shared_ptr<detail::Open> open_;
 };
 
 }  // namespace tcpx

@@ -52,6 +52,17 @@ pub unsafe extern "C" fn tcpx_session_new(
     })
 }
 
+/// Ends a session, and leaves the handle to be freed: calls that wait in it, on other threads, return TCPX_ERROR_CLOSED, and so do
+/// all calls from now on. Waits as tcpx_session_free does. When it returns, memory that was registered is no longer touched. May
+/// be called more than once.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_session_close(session: *const tcpx_session) -> tcpx_status {
+    ffi::call(|| {
+        borrow!(session)?.session.close();
+        Ok(())
+    })
+}
+
 /// Ends a session: its connections and its threads. Waits until the peers have their notifications and know how their transfers
 /// have ended, at most 5 seconds (or `peer_timeout` where that is less; on a plugin, a connection that is being made for them has
 /// `connect_timeout` first). Transfers in flight fail, here and at the peers.

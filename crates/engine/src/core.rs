@@ -260,6 +260,12 @@ impl Core {
         peer.set_info(info);
         drop(peers);
         if let Some(old) = replaced {
+            if old.link().is_some() {
+                tracing::warn!(
+                    peer = name,
+                    "another session of this name takes the place of one that is connected: give sessions names of their own"
+                );
+            }
             self.not_accepted(&old);
             let reason = "a new session has taken its name".to_owned();
             old.remove("replaced", &Error::PeerLost { peer: name, reason });

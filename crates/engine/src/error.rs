@@ -167,6 +167,10 @@ pub enum Error {
     #[error("the transfer is still in flight: wait until it is done before posting it again")]
     TransferActive,
 
+    /// There is nothing to wait for.
+    #[error("the transfer was never posted: post it before waiting for its end")]
+    NotPosted,
+
     /// A tagged send or receive cannot be posted a second time.
     #[error("a tagged {0} is posted when it is made and cannot be posted again")]
     NotRepostable(&'static str),
@@ -298,6 +302,7 @@ impl Error {
             Self::UnknownPeer(_) => ErrorKind::NotFound,
             Self::RegionDeregistered(_) | Self::NotRepostable(_) => ErrorKind::NotAllowed,
             Self::TransferActive => ErrorKind::Busy,
+            Self::NotPosted => ErrorKind::NotAllowed,
             Self::MessageTruncated { .. } => ErrorKind::Truncated,
             Self::PeerUnreachable { .. }
             | Self::PeerNotConnected(_)

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -91,6 +91,13 @@ impl Peer {
             .collect()
     }
 
+    /// How often the peer was lost so far: connected, and then no longer. Tagged messages that were in flight have failed each
+    /// time; whoever has an understanding with the peer about them begins anew.
+    #[must_use]
+    pub fn losses(&self) -> u64 {
+        self.shared.losses.load(Ordering::Acquire)
+    }
+
     /// Sends a ping on one lane and waits for the answer, which the peer gives without its
     /// application's help.
     ///
@@ -129,6 +136,7 @@ pub(crate) struct PeerShared {
     pub(crate) id: SessionId,
     pub(crate) tagged: Tagged,
     pub(crate) measured: Mutex<Measured>,
+    losses: AtomicU64,
     /// The connection in use; it may have died since.
     link: RwLock<Option<Link>>,
     state: Mutex<State>,
@@ -187,6 +195,7 @@ impl PeerShared {
             id,
             tagged: Tagged::default(),
             measured: Mutex::default(),
+            losses: AtomicU64::new(0),
             link: RwLock::new(None),
             state: Mutex::new(State {
                 info,
@@ -387,6 +396,9 @@ impl PeerShared {
         let next = state.connections.iter().find(|c| !c.is_dead());
         *self.link.write() = next.map(|c| Link::Tcp(Arc::clone(c)));
         let alone = next.is_none();
+        if alone {
+            self.losses.fetch_add(1, Ordering::Release);
+        }
         drop(state);
         self.tagged.lost(connection, alone, error);
         self.changed.notify_all();

@@ -107,10 +107,7 @@ impl Transfer {
     /// which case it goes on.
     pub fn wait(&self, timeout: Duration) -> Result<(), Error> {
         let Some(active) = self.active() else {
-            return Err(Error::Timeout {
-                what: "a transfer that was never posted",
-                after: timeout,
-            });
+            return Err(Error::NotPosted);
         };
         let until = deadline(timeout);
         if active.is_short() {

@@ -34,6 +34,27 @@ pub(super) struct Connection {
     /// What both sides tag messages with, in each direction.
     pub(super) send_tag: u64,
     pub(super) recv_tag: u64,
+    /// How often the peer had been lost when it was made.
+    losses: u64,
+}
+
+impl Connection {
+    fn new(peer: Peer, send_tag: u64, recv_tag: u64) -> Self {
+        Self {
+            losses: peer.losses(),
+            peer,
+            send_tag,
+            recv_tag,
+        }
+    }
+
+    /// Why no messages go over it any more, if so: whoever accepted it knows nothing of one that is made in its place.
+    pub(super) fn lost(&self) -> Option<Error> {
+        (self.peer.losses() != self.losses).then(|| Error::PeerLost {
+            peer: self.peer.name().to_owned(),
+            reason: "messages need the connection that was lost: connect again".into(),
+        })
+    }
 }
 
 /// What a peer that connected says of itself.
@@ -117,11 +138,7 @@ impl Connections {
         // gone, which the first transfer will tell.
         let _ = peer.round_trip(0, ANSWER);
         // The lowest bit says whether the sender made the connection.
-        let connection = Connection {
-            peer,
-            send_tag: number << 1,
-            recv_tag: number << 1 | 1,
-        };
+        let connection = Connection::new(peer, number << 1, number << 1 | 1);
         if self.passive.load(Ordering::Relaxed) {
             // Nobody is going to accept those.
             self.collect(session.notifications());
@@ -200,11 +217,7 @@ impl Connections {
         let peer = session.peer(&from)?;
         let lanes = peer.lanes();
         let ip = lanes.first().map(|lane| lane.remote.ip());
-        let connection = Connection {
-            peer,
-            send_tag: hello.number << 1 | 1,
-            recv_tag: hello.number << 1,
-        };
+        let connection = Connection::new(peer, hello.number << 1 | 1, hello.number << 1);
         Some(Accepted {
             id: self.insert(connection),
             ip: ip.unwrap_or(Ipv4Addr::LOCALHOST.into()),

@@ -58,12 +58,20 @@ impl Remote {
     }
 
     /// From an address and the key of the region that it lies in; `len` bytes of it are going to be used.
-    pub(super) fn from_key(address: u64, len: u64, keys: &[u32]) -> PyResult<Self> {
+    pub(super) fn from_keys(
+        (address, len): (u64, u64),
+        lkeys: &[u32],
+        rkeys: &[u32],
+    ) -> PyResult<Self> {
         let wrong =
             |why: &str| PyRuntimeError::new_err(format!("not usable as a descriptor: {why}"));
-        let key = key_from_words(keys).ok_or_else(|| wrong("it has no keys"))?;
-        // The owner knows where the region begins and ends, and what it is; here the part that is used says it all.
-        let part = RegionDescriptor::new(address, len, RegionKey(key), Memory::Host)
+        let key = key_from_words(rkeys).ok_or_else(|| wrong("it has no keys"))?;
+        let memory = match lkeys.first().and_then(|place| place.checked_sub(1)) {
+            Some(device) => Memory::Cuda { device },
+            None => Memory::Host,
+        };
+        // The owner knows where the region begins and ends; here the part that is used says it all.
+        let part = RegionDescriptor::new(address, len, key, memory)
             .map_err(|error| wrong(&error.to_string()))?;
         let region =
             RemoteRegion::from_bytes(&part.encode()).map_err(|error| wrong(&error.to_string()))?;
@@ -93,19 +101,24 @@ pub(super) fn ipc_blob(address: u64, size: u64, region: &RemoteRegion) -> [u8; I
     blob
 }
 
-/// The key of a region as four numbers.
-pub(super) fn key_words(region: &RemoteRegion) -> Vec<u32> {
+/// What a descriptor says of a region in numbers, four each: on which device the memory lies, from 1 on, where 0 is the host; and
+/// the key.
+pub(super) fn key_words(region: &RemoteRegion) -> (Vec<u32>, Vec<u32>) {
     // A descriptor that the engine made is one.
     let Ok(descriptor) = RegionDescriptor::decode(&region.to_bytes()) else {
-        return Vec::new();
+        return (Vec::new(), Vec::new());
+    };
+    let place = match descriptor.memory() {
+        Memory::Cuda { device } => device.saturating_add(1),
+        _ => 0,
     };
     let key = descriptor.key().0;
-    key.chunks_exact(4)
-        .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
-        .collect()
+    let words = key.chunks_exact(4);
+    let words = words.map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+    (vec![place, 0, 0, 0], words.collect())
 }
 
-fn key_from_words(words: &[u32]) -> Option<[u8; RegionKey::LEN]> {
+fn key_from_words(words: &[u32]) -> Option<RegionKey> {
     let mut key = [0; RegionKey::LEN];
     if words.len() * 4 != key.len() {
         return None;
@@ -113,7 +126,7 @@ fn key_from_words(words: &[u32]) -> Option<[u8; RegionKey::LEN]> {
     for (bytes, word) in key.chunks_exact_mut(4).zip(words) {
         bytes.copy_from_slice(&word.to_le_bytes());
     }
-    Some(key)
+    Some(RegionKey(key))
 }
 
 /// Describes memory for `transfer`: address and size, the registration here, the keys that grant access. Copying the keys into a

@@ -9,9 +9,10 @@ use tcpx::Op;
 
 use super::arguments::{Word, Words, blobs, same_length};
 use super::descriptor::{IPC_BLOB, Remote, ipc_blob};
-use super::endpoint::Endpoint;
+use super::endpoint::{Endpoint, failed};
+use super::memory::Memory;
 use super::onesided::Piece;
-use super::pending::{Started, Temporary};
+use super::pending::Started;
 use super::twosided::Half;
 
 #[pymethods]
@@ -175,21 +176,16 @@ impl Endpoint {
 
 impl Endpoint {
     fn describe_ipc(&self, py: Python<'_>, ptr: u64, size: u64) -> Option<[u8; IPC_BLOB]> {
-        let memory = py.detach(|| {
-            // Advertised before: the registration that was made then goes on.
-            self.memory.find(ptr, size).or_else(|| {
-                let id = self.register(ptr, size)?;
-                self.memory.get(id)
-            })
-        })?;
-        Some(ipc_blob(ptr, size, &memory.region.descriptor()))
+        let memory = py.detach(|| self.memory.add_for_good(&self.session, ptr, size));
+        let memory = memory.inspect_err(|error| failed("registering memory", error));
+        Some(ipc_blob(ptr, size, &memory.ok()?.region.descriptor()))
     }
 
-    /// A registration for one transfer.
-    fn temporary(&self, ptr: u64, size: u64) -> Option<Temporary> {
-        let id = self.register(ptr, size)?;
-        let registry = Arc::clone(&self.memory);
-        Some(Temporary { registry, id })
+    /// Memory for one transfer.
+    fn borrow(&self, ptr: u64, size: u64) -> Option<Arc<Memory>> {
+        let memory = self.memory.borrow(&self.session, ptr, size);
+        let memory = memory.inspect_err(|error| failed("registering memory", error));
+        memory.ok()
     }
 
     fn local_one(
@@ -230,20 +226,16 @@ impl Endpoint {
         conn_id: Word,
         rows: Vec<(u64, u64, Remote)>,
     ) -> Option<Started> {
-        let mut temporary = Vec::with_capacity(rows.len());
         let mut pieces = Vec::with_capacity(rows.len());
         for (address, len, remote) in rows {
-            let registration = self.temporary(address, len)?;
-            let memory = self.memory.get(registration.id)?;
-            temporary.push(registration);
             pieces.push(Piece {
-                memory,
+                memory: self.borrow(address, len)?,
                 address,
                 remote,
                 len,
             });
         }
-        self.start(py, op, conn_id.0, &pieces, temporary)
+        self.start(py, op, conn_id.0, pieces)
     }
 
     fn local_message(
@@ -254,8 +246,7 @@ impl Endpoint {
         ptr: Word,
         size: Word,
     ) -> Option<Started> {
-        let registration = self.temporary(ptr.0, size.0)?;
-        let parts = [(registration.id, ptr.0, size.0)];
-        self.message(py, half, conn_id.0, &parts, vec![registration])
+        let memory = self.borrow(ptr.0, size.0)?;
+        self.message(py, half, conn_id.0, vec![(memory, ptr.0, size.0)])
     }
 }

@@ -1,4 +1,4 @@
-//! Registrations: each has a number of its own; those that lie inside another one share its keys.
+//! Registrations: each has a number of its own; those that lie inside another one share its keys, and its life.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tcpx::{Error, LocalSlice, MemoryKind, Region, Session};
 
-/// Memory registered with the engine, used by one or more registrations. It ends with the last of them.
+/// Memory registered with the engine, used by one or more registrations. It ends with the last of them; without any, when nobody
+/// has it any more.
 pub(super) struct Memory {
     pub(super) region: Region,
     /// Registrations that use it; changes under the registry's lock.
@@ -15,11 +16,23 @@ pub(super) struct Memory {
 }
 
 impl Memory {
+    fn new(session: &Session, address: u64, len: u64) -> Result<Arc<Self>, Error> {
+        let pointer = address as usize as *mut u8;
+        let size = usize::try_from(len).unwrap_or(usize::MAX);
+        // SAFETY: the program keeps the memory until it ends the registration, or the transfer that it is for has ended, as
+        // the interface asks of it.
+        let region = unsafe { session.register_raw(pointer, size, MemoryKind::Host) }?;
+        Ok(Arc::new(Self {
+            region,
+            users: AtomicU64::new(0),
+        }))
+    }
+
     fn start(&self) -> u64 {
         self.region.address() as u64
     }
 
-    fn covers(&self, address: u64, len: u64) -> bool {
+    pub(super) fn covers(&self, address: u64, len: u64) -> bool {
         let Some(offset) = address.checked_sub(self.start()) else {
             return false;
         };
@@ -49,6 +62,8 @@ struct Inner {
     /// The longest region that there ever was: how far back one that covers an address can begin.
     longest: u64,
     next_id: u64,
+    /// Ranges that are open to peers to the end, whatever else becomes of them.
+    for_good: HashMap<(u64, u64), Arc<Memory>>,
 }
 
 impl Registry {
@@ -61,6 +76,36 @@ impl Registry {
         inner.next_id += 1;
         inner.by_id.insert(id, memory);
         Ok(id)
+    }
+
+    /// Registers memory until the end of the endpoint, once.
+    pub(super) fn add_for_good(
+        &self,
+        session: &Session,
+        address: u64,
+        len: u64,
+    ) -> Result<Arc<Memory>, Error> {
+        let mut inner = self.inner.lock();
+        if let Some(known) = inner.for_good.get(&(address, len)) {
+            return Ok(Arc::clone(known));
+        }
+        let memory = inner.memory(session, address, len)?;
+        memory.users.fetch_add(1, Ordering::Relaxed);
+        inner.for_good.insert((address, len), Arc::clone(&memory));
+        Ok(memory)
+    }
+
+    /// Memory for one transfer: what is registered, or else is for as long as it is held. It keeps nothing open that the program
+    /// deregisters meanwhile.
+    pub(super) fn borrow(
+        &self,
+        session: &Session,
+        address: u64,
+        len: u64,
+    ) -> Result<Arc<Memory>, Error> {
+        // Nothing at all is not inside of anything: the engine says what is wrong with it.
+        let found = (len > 0).then(|| self.find(address, len)).flatten();
+        found.map_or_else(|| Memory::new(session, address, len), Ok)
     }
 
     /// Ends a registration; says whether there was one.
@@ -98,14 +143,7 @@ impl Inner {
         {
             return Ok(found);
         }
-        let pointer = address as usize as *mut u8;
-        let size = usize::try_from(len).unwrap_or(usize::MAX);
-        // SAFETY: the program keeps the memory until it ends the registration, as the interface asks of it.
-        let region = unsafe { session.register_raw(pointer, size, MemoryKind::Host) }?;
-        let memory = Arc::new(Memory {
-            region,
-            users: AtomicU64::new(0),
-        });
+        let memory = Memory::new(session, address, len)?;
         self.by_start
             .entry(address)
             .or_default()

@@ -11,7 +11,7 @@ use super::arguments::{Word, Words, blobs, same_length};
 use super::descriptor::{Remote, XferDesc};
 use super::endpoint::{Endpoint, failed, unknown};
 use super::memory::Memory;
-use super::pending::{Known, Started, Temporary};
+use super::pending::{Known, Started};
 use crate::blocking::{self, Ended};
 
 /// One piece of a transfer.
@@ -189,6 +189,7 @@ impl Endpoint {
             let memory = self
                 .memory
                 .get(local.mr_id)
+                .filter(|memory| memory.covers(local.addr, local.size))
                 .or_else(|| self.memory.find(local.addr, local.size))
                 .ok_or_else(|| {
                     PyRuntimeError::new_err(format!(
@@ -199,11 +200,11 @@ impl Endpoint {
             pieces.push(Piece {
                 memory,
                 address: local.addr,
-                remote: Remote::from_key(remote.addr, local.size, &remote.rkeys)?,
+                remote: Remote::from_keys((remote.addr, local.size), &remote.lkeys, &remote.rkeys)?,
                 len: local.size,
             });
         }
-        Ok(self.keep(self.start(py, op, conn_id.0, &pieces, Vec::new())))
+        Ok(self.keep(self.start(py, op, conn_id.0, pieces)))
     }
 
     /// Whether a transfer is fine, and whether it is done. One that failed is neither waited for nor asked about again.
@@ -240,7 +241,7 @@ impl Endpoint {
             remote,
             len,
         };
-        self.start(py, op, conn_id.0, &[piece], Vec::new())
+        self.start(py, op, conn_id.0, vec![piece])
     }
 
     fn many(
@@ -271,7 +272,7 @@ impl Endpoint {
                 len: sizes.0[i],
             });
         }
-        Ok(self.start(py, op, conn_id.0, &pieces, Vec::new()))
+        Ok(self.start(py, op, conn_id.0, pieces))
     }
 
     /// Starts a transfer; says why not, on stderr, when it cannot.
@@ -280,8 +281,7 @@ impl Endpoint {
         py: Python<'_>,
         op: Op,
         conn_id: u64,
-        pieces: &[Piece],
-        temporary: Vec<Temporary>,
+        pieces: Vec<Piece>,
     ) -> Option<Started> {
         let Some(connection) = self.connections.get(conn_id) else {
             unknown("connection", conn_id);
@@ -300,7 +300,8 @@ impl Endpoint {
         match started {
             Ok(transfer) => Some(Started {
                 parts: vec![transfer],
-                _temporary: temporary,
+                _memory: pieces.into_iter().map(|piece| piece.memory).collect(),
+                on: None,
             }),
             Err(error) => {
                 failed("starting a transfer", &error);
@@ -319,8 +320,15 @@ impl Endpoint {
         let Some(started) = started else {
             return Ok(false);
         };
+        let wait = |part: &tcpx::Transfer, slice| {
+            let ended = part.wait(slice);
+            match started.is_cut_off() {
+                Some(error) if !part.poll().is_terminal() => Err(error),
+                _ => ended,
+            }
+        };
         for part in &started.parts {
-            match blocking::wait(py, None, |slice| part.wait(slice)) {
+            match blocking::wait(py, None, |slice| wait(part, slice)) {
                 Ok(()) => {}
                 Err(Ended::Raised(raised)) => return Err(raised),
                 Err(Ended::Engine(error)) => {

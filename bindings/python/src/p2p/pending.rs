@@ -6,6 +6,10 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tcpx::{Error, Transfer, TransferState};
 
+use super::connections::Connection;
+use super::endpoint::failed;
+use super::memory::Memory;
+
 /// How many failures are remembered for callers who ask again.
 const FAILURES: usize = 1024;
 
@@ -13,23 +17,18 @@ const FAILURES: usize = 1024;
 pub(super) struct Started {
     /// Dropped first: what is in flight is aborted before the memory goes.
     pub(super) parts: Vec<Transfer>,
-    /// Registrations that end with the transfer.
-    pub(super) _temporary: Vec<Temporary>,
-}
-
-/// A registration for one transfer.
-pub(super) struct Temporary {
-    pub(super) registry: Arc<super::memory::Registry>,
-    pub(super) id: u64,
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        self.registry.remove(self.id);
-    }
+    /// What was registered for the transfer alone ends with it.
+    pub(super) _memory: Vec<Arc<Memory>>,
+    /// The connection that it cannot outlive: the peer knows messages by it.
+    pub(super) on: Option<Connection>,
 }
 
 impl Started {
+    /// Why it has no future, if so.
+    pub(super) fn is_cut_off(&self) -> Option<Error> {
+        self.on.as_ref().and_then(Connection::lost)
+    }
+
     /// Whether all of it has ended; why not well, when it has not.
     fn poll(&self) -> Result<bool, Error> {
         let mut done = true;
@@ -40,7 +39,10 @@ impl Started {
                 _ => return Err(part.error().unwrap_or(Error::Aborted)),
             }
         }
-        Ok(done)
+        match self.is_cut_off() {
+            Some(error) if !done => Err(error),
+            _ => Ok(done),
+        }
     }
 }
 
@@ -114,10 +116,24 @@ impl Inner {
         self.failed.push_back(id);
     }
 
-    /// Forgets what is done: some programs never ask.
+    /// Forgets what has ended: some programs never ask.
     fn sweep(&mut self) {
-        self.started
-            .retain(|_, started| !matches!(started.poll(), Ok(true)));
+        let ended = |(id, started): (&u64, &Arc<Started>)| match started.poll() {
+            Ok(false) => None,
+            Ok(true) => Some((*id, None)),
+            Err(error) => Some((*id, Some(error))),
+        };
+        for (id, error) in self.started.iter().filter_map(ended).collect::<Vec<_>>() {
+            match error {
+                None => {
+                    self.started.remove(&id);
+                }
+                Some(error) => {
+                    failed("a transfer that nobody has asked about", &error);
+                    self.fail(id);
+                }
+            }
+        }
         self.sweep_at = self.started.len() * 2;
     }
 }

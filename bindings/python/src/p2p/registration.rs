@@ -70,13 +70,13 @@ impl Endpoint {
             let id = py.detach(|| self.register(addr, size));
             let memory = id.and_then(|id| self.memory.get(id));
             let keys = memory.map(|memory| key_words(&memory.region.descriptor()));
-            let keys = keys.unwrap_or_default();
+            let (lkeys, rkeys) = keys.unwrap_or_default();
             descriptors.push(XferDesc {
                 addr,
                 size,
                 mr_id: id.unwrap_or(u64::MAX),
-                lkeys: keys.clone(),
-                rkeys: keys,
+                lkeys,
+                rkeys,
             });
         }
         Ok(descriptors)

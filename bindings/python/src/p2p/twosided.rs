@@ -1,10 +1,13 @@
 //! Messages: one side sends, the other receives, in the order of their calls on a connection.
 
+use std::sync::Arc;
+
 use pyo3::prelude::*;
 
 use super::arguments::{Word, Words, same_length};
 use super::endpoint::{Endpoint, failed, unknown};
-use super::pending::{Started, Temporary};
+use super::memory::Memory;
+use super::pending::Started;
 
 /// Which half of a message.
 #[derive(Clone, Copy)]
@@ -24,11 +27,8 @@ impl Endpoint {
         ptr: Word,
         size: Word,
     ) -> PyResult<bool> {
-        let parts = [(mr_id.0, ptr.0, size.0)];
-        self.finish(
-            py,
-            self.message(py, Half::Send, conn_id.0, &parts, Vec::new()),
-        )
+        let rows = vec![(mr_id.0, ptr.0, size.0)];
+        self.finish(py, self.rows(py, Half::Send, conn_id.0, rows))
     }
 
     /// Receives a message of at most `size` bytes.
@@ -40,11 +40,8 @@ impl Endpoint {
         ptr: Word,
         size: Word,
     ) -> PyResult<bool> {
-        let parts = [(mr_id.0, ptr.0, size.0)];
-        self.finish(
-            py,
-            self.message(py, Half::Receive, conn_id.0, &parts, Vec::new()),
-        )
+        let rows = vec![(mr_id.0, ptr.0, size.0)];
+        self.finish(py, self.rows(py, Half::Receive, conn_id.0, rows))
     }
 
     /// Starts sending a message.
@@ -56,8 +53,8 @@ impl Endpoint {
         ptr: Word,
         size: Word,
     ) -> (bool, u64) {
-        let parts = [(mr_id.0, ptr.0, size.0)];
-        self.keep(self.message(py, Half::Send, conn_id.0, &parts, Vec::new()))
+        let rows = vec![(mr_id.0, ptr.0, size.0)];
+        self.keep(self.rows(py, Half::Send, conn_id.0, rows))
     }
 
     /// Starts receiving a message.
@@ -69,8 +66,8 @@ impl Endpoint {
         ptr: Word,
         size: Word,
     ) -> (bool, u64) {
-        let parts = [(mr_id.0, ptr.0, size.0)];
-        self.keep(self.message(py, Half::Receive, conn_id.0, &parts, Vec::new()))
+        let rows = vec![(mr_id.0, ptr.0, size.0)];
+        self.keep(self.rows(py, Half::Receive, conn_id.0, rows))
     }
 
     /// Sends many messages.
@@ -83,11 +80,8 @@ impl Endpoint {
         size_v: Words,
         num_iovs: Word,
     ) -> PyResult<bool> {
-        let parts = rows(mr_id_v, data_ptr_v, size_v, num_iovs)?;
-        self.finish(
-            py,
-            self.message(py, Half::Send, conn_id.0, &parts, Vec::new()),
-        )
+        let rows = rows(mr_id_v, data_ptr_v, size_v, num_iovs)?;
+        self.finish(py, self.rows(py, Half::Send, conn_id.0, rows))
     }
 
     /// Receives many messages.
@@ -100,11 +94,8 @@ impl Endpoint {
         size_v: Words,
         num_iovs: Word,
     ) -> PyResult<bool> {
-        let parts = rows(mr_id_v, data_ptr_v, size_v, num_iovs)?;
-        self.finish(
-            py,
-            self.message(py, Half::Receive, conn_id.0, &parts, Vec::new()),
-        )
+        let rows = rows(mr_id_v, data_ptr_v, size_v, num_iovs)?;
+        self.finish(py, self.rows(py, Half::Receive, conn_id.0, rows))
     }
 
     /// Starts sending many messages.
@@ -117,8 +108,8 @@ impl Endpoint {
         size_v: Words,
         num_iovs: Word,
     ) -> PyResult<(bool, u64)> {
-        let parts = rows(mr_id_v, data_ptr_v, size_v, num_iovs)?;
-        Ok(self.keep(self.message(py, Half::Send, conn_id.0, &parts, Vec::new())))
+        let rows = rows(mr_id_v, data_ptr_v, size_v, num_iovs)?;
+        Ok(self.keep(self.rows(py, Half::Send, conn_id.0, rows)))
     }
 
     /// Starts receiving many messages.
@@ -131,8 +122,8 @@ impl Endpoint {
         size_v: Words,
         num_iovs: Word,
     ) -> PyResult<(bool, u64)> {
-        let parts = rows(mr_id_v, data_ptr_v, size_v, num_iovs)?;
-        Ok(self.keep(self.message(py, Half::Receive, conn_id.0, &parts, Vec::new())))
+        let rows = rows(mr_id_v, data_ptr_v, size_v, num_iovs)?;
+        Ok(self.keep(self.rows(py, Half::Receive, conn_id.0, rows)))
     }
 }
 
@@ -149,24 +140,41 @@ fn rows(ids: Words, ptrs: Words, sizes: Words, count: Word) -> PyResult<Vec<(u64
 
 impl Endpoint {
     /// Starts messages over rows of (registration, address, bytes).
+    fn rows(
+        &self,
+        py: Python<'_>,
+        half: Half,
+        conn_id: u64,
+        rows: Vec<(u64, u64, u64)>,
+    ) -> Option<Started> {
+        let rows = rows.into_iter().map(|(id, address, len)| {
+            let memory = self.memory.get(id);
+            if memory.is_none() {
+                unknown("registration", id);
+            }
+            Some((memory?, address, len))
+        });
+        self.message(py, half, conn_id, rows.collect::<Option<_>>()?)
+    }
+
+    /// Starts messages over rows.
     pub(super) fn message(
         &self,
         py: Python<'_>,
         half: Half,
         conn_id: u64,
-        parts: &[(u64, u64, u64)],
-        temporary: Vec<Temporary>,
+        rows: Vec<Row>,
     ) -> Option<Started> {
         let Some(connection) = self.connections.get(conn_id) else {
             unknown("connection", conn_id);
             return None;
         };
-        let mut started = Vec::with_capacity(parts.len());
-        for (id, address, len) in parts {
-            let Some(memory) = self.memory.get(*id) else {
-                unknown("registration", *id);
-                return None;
-            };
+        if let Some(error) = connection.lost() {
+            failed("starting a message", &error);
+            return None;
+        }
+        let mut parts = Vec::with_capacity(rows.len());
+        for (memory, address, len) in &rows {
             let (slice, len) = (
                 memory.at(*address),
                 usize::try_from(*len).unwrap_or(usize::MAX),
@@ -177,7 +185,7 @@ impl Endpoint {
                 Half::Receive => session.recv(peer, slice, len, connection.recv_tag),
             });
             match part {
-                Ok(part) => started.push(part),
+                Ok(part) => parts.push(part),
                 Err(error) => {
                     failed("starting a message", &error);
                     return None;
@@ -185,8 +193,12 @@ impl Endpoint {
             }
         }
         Some(Started {
-            parts: started,
-            _temporary: temporary,
+            parts,
+            _memory: rows.into_iter().map(|(memory, ..)| memory).collect(),
+            on: Some(connection),
         })
     }
 }
+
+/// Memory, an address in it, and bytes from there.
+type Row = (Arc<Memory>, u64, u64);

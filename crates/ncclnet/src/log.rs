@@ -76,7 +76,12 @@ pub(crate) fn take_warning() -> Option<String> {
 
 /// Drops what this thread was warned of during a call that succeeded: it explains no later failure.
 pub(crate) fn forget_warning() {
-    LAST_HERE.with_borrow_mut(Line::clear);
+    if let Some(text) = LAST_HERE.with_borrow_mut(Line::take) {
+        let mut anywhere = LAST_ANYWHERE.lock().unwrap_or_else(|e| e.into_inner());
+        if anywhere.as_str() == text {
+            anywhere.clear();
+        }
+    }
 }
 
 thread_local! {

@@ -7,12 +7,15 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use tcpx::{Config, ErrorKind, Op, Session};
 use tcpx_testkit::pattern::{LOCAL_POISON, REMOTE_POISON};
 use tcpx_testkit::protocol;
 use tcpx_testkit::remote::binary;
-use tcpx_testkit::{Content, Copy, Expected, RemoteMemory, RemoteProcess, Setup, story};
+use tcpx_testkit::{
+    Content, Copy, Expected, GUARD, Host, RemoteMemory, RemoteProcess, Setup, story, wait_until,
+};
 
 const LEN: usize = 5 << 20;
 
@@ -314,7 +317,7 @@ fn a_comm_that_is_still_connecting_is_not_closed() {
             .transfer(Op::Write, "bob", &stage.here, there, &copies);
         transfer.post().expect("posted");
         // Its comms are given by then. Were they not, or connected already, this would show nothing.
-        std::thread::sleep(std::time::Duration::from_millis(150));
+        std::thread::sleep(Duration::from_millis(150));
         stage.bob.kill();
         // Bob is gone; where the machine was busy elsewhere, only after everything had arrived.
         let _ = transfer.wait();
@@ -447,6 +450,115 @@ fn what_cannot_be_connected_is_an_error_that_says_why() {
         );
         let error = stage.alice.connect("bob").expect_err("not in time");
         assert!(error.text.contains("in time"), "{error:?}");
+    });
+}
+
+#[test]
+fn a_connect_that_blocks_is_given_up_in_time() {
+    story(|| {
+        let setup = flushing("blocks", 4, &["-DBLOCKS"]).with("connect_timeout", "2s");
+        let stage = Stage::new(process("alice", &setup, &[]), process("bob", &setup, &[]));
+        let error = stage.alice.connect("bob").expect_err("it takes a minute");
+        assert!(error.text.contains("in time"), "{error:?}");
+    });
+}
+
+#[test]
+fn a_plugin_that_takes_no_more_messages_is_noticed() {
+    story(|| {
+        let setup = flushing("stuck", 8, &["-DSTUCK"]).with("peer_timeout", "2s");
+        let stage = Stage::new(process("alice", &setup, &[]), process("bob", &setup, &[]));
+        let transfer =
+            stage
+                .alice
+                .endless(Op::Write, "bob", &stage.here, &stage.there.descriptor, LEN);
+        transfer.post().expect("posted");
+        let error = transfer.wait().expect_err("it is never sent");
+        assert_eq!(error.kind(), ErrorKind::Disconnected, "{error:?}");
+    });
+}
+
+#[test]
+fn notifications_do_not_overtake_payload_for_ever() {
+    story(|| {
+        // So slow that payload is still waiting when the stream is full, and the peer reads no more of that before it has come.
+        let setup = setup(7).with("lanes", 1).with("chunk_bytes", "4M");
+        let slow = [("DELAY_US", "20000")];
+        let stage = Stage::new(
+            process("alice", &setup, &slow),
+            process("bob", &setup, &slow),
+        );
+        let (here, there) = (stage.alice.memory(64 << 20), stage.bob.memory(64 << 20));
+        stage.alice.fill(&here, Content::pattern(5));
+        let copies = [Copy::new(0, 0, 64 << 20)];
+        let transfer = stage
+            .alice
+            .transfer(Op::Write, "bob", &here, &there.descriptor, &copies);
+        transfer.post().expect("posted");
+        let count = 30_000;
+        for _ in 0..count {
+            stage.alice.notify("bob", &[7; 1000]);
+        }
+        transfer.wait().expect("written");
+        let mut heard = 0;
+        wait_until("all have come", || {
+            heard += stage.bob.notifications().len();
+            heard == count
+        });
+        stage
+            .bob
+            .check(&there, &Expected::only(Content::pattern(5)));
+    });
+}
+
+#[test]
+fn memory_is_deregistered_when_the_plugin_is_done_with_it() {
+    story(|| {
+        // The plugin aborts where it is not. It sends so slowly that there is always something in its hands.
+        let setup = flushing("slow", 8, &["-DSLOW"]).with("lanes", 1);
+        let setup = setup.with("staging", "auto");
+        let bob = process("bob", &setup, &[]);
+        let there = bob.memory(LEN);
+        let alice = Host::open("alice", &setup);
+        let peer = alice.meets(&bob);
+        for _ in 0..5 {
+            let (one, other) = (alice.memory(LEN), alice.memory(LEN));
+            let copies = [Copy::new(0, 0, LEN)];
+            let [first, second] =
+                [&one, &other].map(|here| alice.transfer(Op::Write, &peer, here, &there, &copies));
+            first.post().expect("posted");
+            second.post().expect("posted");
+            std::thread::sleep(Duration::from_millis(5));
+            // Whoever gives the first one up waits for it alone, and meanwhile the memory of the second is revoked.
+            std::thread::scope(|scope| {
+                scope.spawn(|| first.abort());
+                scope.spawn(|| other.region.deregister().expect("registered until now"));
+            });
+            let _ = second.wait(GUARD);
+        }
+        // Behind the rest of what was given up, for which closing would not wait.
+        alice.verify_traffic(&peer, &bob, 1);
+    });
+}
+
+#[test]
+fn sides_that_do_not_fit_leave_nothing_behind() {
+    story(|| {
+        let stage = Stage::new(
+            process("alice", &setup(7).with("lanes", 4), &[]),
+            process("bob", &setup(8).with("lanes", 4), &[]),
+        );
+        let connect = || stage.alice.connect("bob").expect_err("they do not fit");
+        connect();
+        let sides = [&stage.alice, &stage.bob];
+        let before = sides.map(RemoteProcess::open_files);
+        for _ in 0..20 {
+            connect();
+        }
+        wait_until("as many files are open as before", || {
+            let now = sides.map(RemoteProcess::open_files);
+            now.iter().zip(before).all(|(now, before)| *now <= before)
+        });
     });
 }
 

@@ -10,7 +10,8 @@
  * NO_ISEND, NO_CONSUME, EMPTY_DEVICE_HANDLE, SLOTS=n, MHANDLES=0 (none are given), SIZES=0 (never
  * written), FILL_IN_INIT (the table is filled in by init), LOG_THREAD, MAX_P2P=n (bytes of a message,
  * from version 9 on), FAIL_FLUSH=n (the n-th of a comm fails), EAGER (connect gives a comm at once, and
- * accept blocks until its connection is there).
+ * accept blocks until its connection is there), BLOCKS (connect does, for a minute), STUCK (after some
+ * messages it takes no more), SLOW (2 KiB are sent a call, and memory that is deregistered in use aborts).
  *
  * What is received into CUDA memory is kept back: it is there once a flush of the same range is done. */
 
@@ -327,6 +328,9 @@ static void *connect_eagerly(void *argument) {
 
 static int connect_to(int device, void *handle, void **out) {
   if (device < 0 || device > 1) REFUSE("no device %d", device);
+  #ifdef BLOCKS
+  sleep(60); /* as plugins of this version may */
+#endif
   struct handle *h = handle;
   struct attempt *a = h->attempt;
   *out = NULL;
@@ -442,6 +446,12 @@ static int loop_dereg_mr(void *comm, void *memory) {
   struct memory *m = memory;
   if (m != NULL && m->comm != c) REFUSE("memory of another comm");
   if (--c->memories < 0) REFUSE("more deregistered than registered");
+#ifdef SLOW
+  for (int i = 0; m != NULL && i < (int)SLOTS; i++) {
+    struct request *r = &c->requests[i];
+    if (r->state == POSTED && r->data >= m->data && r->data < m->data + m->size) abort(); /* in use */
+  }
+#endif
   loop_plugin_live--;
   free(m);
   return OK;
@@ -479,6 +489,9 @@ static int post(void *comm, enum direction direction, void *data, size_t size, i
   if (c->direction != direction) REFUSE("wrong kind of comm");
   int code = check_memory(c, data, size, memory);
   if (code != OK) return code;
+#ifdef STUCK
+  if (c->calls > 40) return OK; /* busy for good */
+#endif
   if (++c->calls % 3 == 0 || c->connecting) return OK; /* busy: nothing is queued */
   code = check_slots(c);
   if (code != OK) return code;
@@ -496,9 +509,19 @@ static int post(void *comm, enum direction direction, void *data, size_t size, i
 
 /* Moves up to size - *moved bytes; 1 when all are moved. */
 static int move_bytes(struct comm *c, char *data, size_t size, size_t *moved) {
+#ifdef SLOW
+  const size_t most = 2048; /* a call, of what is sent */
+  int turns = 0;
+#else
+  const size_t most = SIZE_MAX;
+#endif
   while (*moved < size) {
+#ifdef SLOW
+    if (c->direction == SEND && turns++ > 0) return 0;
+#endif
+    const size_t left = size - *moved;
     ssize_t n = c->direction == SEND
-                    ? send(c->fd, data + *moved, size - *moved, MSG_DONTWAIT | MSG_NOSIGNAL)
+                    ? send(c->fd, data + *moved, left < most ? left : most, MSG_DONTWAIT | MSG_NOSIGNAL)
                     : recv(c->fd, data + *moved, size - *moved, MSG_DONTWAIT);
     if (n > 0) {
       *moved += (size_t)n;

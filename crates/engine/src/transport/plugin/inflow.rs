@@ -52,6 +52,7 @@ pub(crate) struct Inflow<T> {
     standin: Option<Arc<dyn Device>>,
     let_go_limit: Duration,
     broken: Option<Broken>,
+    /// Bytes of messages that were received, and that nobody has counted yet.
     received: u64,
 }
 
@@ -156,15 +157,17 @@ impl<T: Target> Inflow<T> {
         !self.frames.is_empty() || !self.posted.is_empty() || self.broken.is_some()
     }
 
-    /// Whether the plugin has receives or flushes in hand.
+    /// Whether the plugin has receives or flushes in hand, or ought to take some.
     pub(crate) fn is_waiting(&self) -> bool {
         let is_flushing = |message: &Message| matches!(message.state, State::Flushing(_));
-        self.done < self.posted.len() || self.posted.iter().any(is_flushing)
+        self.done < self.posted.len()
+            || self.posted.iter().any(is_flushing)
+            || self.frames.iter().any(|frame| frame.unposted > 0)
     }
 
-    /// Bytes of messages that were received, ever.
-    pub(crate) fn received(&self) -> u64 {
-        self.received
+    /// Bytes of messages that were received and not counted before.
+    pub(crate) fn take_received(&mut self) -> u64 {
+        std::mem::take(&mut self.received)
     }
 
     /// A payload of `bytes` bytes was announced; none for what only has to wait its turn.
@@ -302,6 +305,8 @@ impl<T: Target> Inflow<T> {
     /// Stops using memory that must be let go: what is being received into it is waited for. If that takes too long the comm
     /// is closed, and the error ends the connection.
     pub(crate) fn let_go(&mut self) -> Result<(), Error> {
+        // Before the look: what is revoked during the wait may be in use, and is let go by whoever revokes it.
+        self.registry.condemn();
         let outcome = self.try_let_go();
         if let Err(error) = &outcome {
             self.shut(error.clone());

@@ -31,6 +31,8 @@ struct Window {
     start: usize,
     /// None if the plugin does not take it.
     handle: Option<MemoryHandle>,
+    /// Its memory was revoked; the registration is about to be undone.
+    condemned: bool,
 }
 
 impl Registry {
@@ -61,6 +63,7 @@ impl Registry {
                 start: memory.span.address() + start,
                 handle: register(comm, memory.span.address() + start, len, place.device),
                 memory: Arc::clone(memory),
+                condemned: false,
             }
         });
         let handle = window.handle.as_ref()?;
@@ -79,12 +82,17 @@ impl Registry {
         Some(memory[found].root())
     }
 
-    /// Undoes the registrations of memory that has been revoked. None of it is in use.
+    /// Marks the registrations of memory that has been revoked.
+    pub(super) fn condemn(&mut self) {
+        for window in self.windows.values_mut() {
+            window.condemned |= !window.memory.is_live();
+        }
+    }
+
+    /// Undoes the registrations that were marked. None of their memory is in use.
     pub(super) fn purge<D: Direction>(&mut self, comm: &mut Comm<D>) {
-        let dead = self
-            .windows
-            .extract_if(|_, window| !window.memory.is_live());
-        for (_, window) in dead {
+        let condemned = self.windows.extract_if(|_, window| window.condemned);
+        for (_, window) in condemned {
             if let Some(handle) = window.handle
                 && let Err(error) = comm.deregister(handle)
             {

@@ -34,6 +34,8 @@ pub(crate) struct Outflow<S> {
     prepared: VecDeque<Prepared>,
     /// Frames that have left.
     left: u64,
+    /// Frames before this one are announced. ≥ left
+    announced: u64,
     posted: VecDeque<Posted>,
     message_bytes: usize,
     next_tag: i32,
@@ -41,7 +43,7 @@ pub(crate) struct Outflow<S> {
     let_go_limit: Duration,
     /// Why the comm was closed.
     broken: Option<Broken>,
-    /// Bytes of messages that are done.
+    /// Bytes of messages that are done, and that nobody has counted yet.
     sent: u64,
 }
 
@@ -120,6 +122,7 @@ impl<S: Source> Outflow<S> {
             frames: VecDeque::new(),
             prepared: VecDeque::with_capacity(DEPTH),
             left: 0,
+            announced: 0,
             message_bytes,
             next_tag: 0,
             devices,
@@ -141,14 +144,19 @@ impl<S: Source> Outflow<S> {
         !self.frames.is_empty() || self.broken.is_some()
     }
 
-    /// Whether the plugin has messages in hand.
+    /// Whether the plugin has messages in hand, or ought to take some.
     pub(crate) fn is_waiting(&self) -> bool {
-        !self.posted.is_empty()
+        let mut announced = self.frames.iter().take(self.announced_here());
+        !self.posted.is_empty() || announced.any(|frame| !frame.is_posted())
     }
 
-    /// Bytes of messages that are done, ever.
-    pub(crate) fn sent(&self) -> u64 {
-        self.sent
+    /// Bytes of messages that are done and were not counted before.
+    pub(crate) fn take_sent(&mut self) -> u64 {
+        std::mem::take(&mut self.sent)
+    }
+
+    fn announced_here(&self) -> usize {
+        (self.announced - self.left) as usize
     }
 
     /// Takes a payload whose frame is encoded.
@@ -163,8 +171,10 @@ impl<S: Source> Outflow<S> {
         });
     }
 
-    /// Looks for messages that are done, and posts others if `announced`: the frames of all payloads have left.
-    /// Says whether anything has moved.
+    /// Looks for messages that are done, and posts others: those of payloads whose frames have left, which is true of all that are
+    /// here if `announced`. Says whether anything has moved.
+    ///
+    /// What was announced goes on whatever the stream does: the peer may read no more of that before it has come.
     pub(crate) fn step(&mut self, announced: bool) -> Result<bool, Error> {
         if let Some(broken) = &self.broken {
             return broken.check().map(|()| false);
@@ -176,8 +186,11 @@ impl<S: Source> Outflow<S> {
     }
 
     fn try_step(&mut self, announced: bool) -> Result<bool, Error> {
+        if announced {
+            self.announced = self.left + self.frames.len() as u64;
+        }
         let moved = self.test()?;
-        Ok((announced && self.post()?) | moved)
+        Ok(self.post()? | moved)
     }
 
     /// A payload that has left.
@@ -218,7 +231,7 @@ impl<S: Source> Outflow<S> {
 
     fn post(&mut self) -> Result<bool, Error> {
         let mut moved = false;
-        for index in 0..self.frames.len() {
+        for index in 0..self.announced_here() {
             while !self.frames[index].is_posted() {
                 if !self.post_message(index)? {
                     return Ok(moved);
@@ -317,9 +330,17 @@ impl<S: Source> Outflow<S> {
         }
     }
 
-    /// Stops using the memory of the payloads for which `is_hit` holds, and of revoked regions: what is not sent yet is copied,
+    /// Stops using the memory of the payloads for which `is_hit` holds, with `regions_too` of all that is revoked: what is not sent yet is copied,
     /// what the plugin has in hand is waited for. If that takes too long the comm is closed, and the error ends the connection.
-    pub(crate) fn let_go(&mut self, mut is_hit: impl FnMut(&S) -> bool) -> Result<(), Error> {
+    pub(crate) fn let_go(
+        &mut self,
+        mut is_hit: impl FnMut(&S) -> bool,
+        regions_too: bool,
+    ) -> Result<(), Error> {
+        if regions_too {
+            // Before the look: what is revoked during the wait may be in use, and is let go by whoever revokes it.
+            self.registry.condemn();
+        }
         let outcome = self.try_let_go(&mut is_hit);
         if let Err(error) = &outcome {
             self.close(error.clone());
@@ -376,6 +397,7 @@ impl<S: Source> Outflow<S> {
         }
         self.posted.clear();
         self.frames.clear();
+        self.announced = self.left;
     }
 }
 

@@ -1,13 +1,13 @@
 //! How the comms of a connection come into being, after the handshake of its lanes.
 //!
 //! ```text
-//!   listen ─► Comm frame with the handle ─────────► connect        for each lane, in both directions at once
+//!   listen ─► Comm frame with the handle ─────────► connect (on a thread of its own)     for each lane, in both directions at once
 //!   accept (on a thread of its own) ◄─────────────────┘
 //!   both comms there ─► empty Comm frame ─────────► the lane is in use once both have it
 //! ```
 //!
-//! Everything is polled, on a thread that serves this connection alone: plugins may take seconds, and `accept` of some
-//! blocks until the peer has connected.
+//! Everything is polled, on threads that serve this connection alone: plugins may take seconds, `accept` of some blocks until the
+//! peer has connected, and so does `connect` of old ones.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -111,7 +111,7 @@ fn connect_all(
     given_up: &Arc<AtomicBool>,
     wait: &impl Fn() -> Result<(), String>,
 ) -> Result<Vec<Comms>, String> {
-    let mut accepting = Vec::new();
+    let mut listeners = Vec::new();
     for (index, lane) in lanes.iter().enumerate() {
         let device = index % net.devices();
         let listener = net.plugin.listen(device).map_err(|e| e.to_string())?;
@@ -123,10 +123,11 @@ fn connect_all(
         let mut payload = Vec::new();
         setup.encode(&mut payload).map_err(|e| e.to_string())?;
         send_frame(&lane.stream, Kind::Comm, &payload)?;
-        accepting.push(accept(gpu.cloned(), listener, Arc::clone(given_up))?);
+        listeners.push(listener);
     }
     let mut attempts = Vec::new();
-    for (index, lane) in lanes.iter_mut().enumerate() {
+    let mut connecting = Vec::new();
+    for ((index, lane), listener) in lanes.iter_mut().enumerate().zip(listeners) {
         let payload = lane.read_frame(wait)?;
         let setup = Setup::decode(&payload).map_err(|e| e.to_string())?;
         if setup.plugin != net.plugin.name() {
@@ -142,16 +143,21 @@ fn connect_all(
         }
         let handle = Handle::from_bytes(setup.handle).map_err(|e| e.to_string())?;
         let device = index % net.devices();
-        let connecting = net.plugin.connect(device, &handle);
+        let attempt = net.plugin.connect(device, &handle);
+        connecting.push(attempt.map_err(|e| e.to_string())?);
         attempts.push(Attempt {
-            connecting: connecting.map_err(|e| e.to_string())?,
             send: None,
-            accepted: accepting.remove(0),
+            // Not before the peer has shown that it fits: there is no call to give up an accept that waits.
+            accepted: accept(gpu.cloned(), listener, Arc::clone(given_up))?,
             recv: None,
             message_bytes,
         });
     }
+    let connected = connect(gpu.cloned(), connecting, Arc::clone(given_up))?;
     loop {
+        while let Some((index, comm)) = received(&connected, "connect")? {
+            attempts[index].send = Some(comm?);
+        }
         let mut complete = true;
         for attempt in &mut attempts {
             complete &= attempt.advance()?;
@@ -188,7 +194,6 @@ fn connect_all(
 }
 
 struct Attempt {
-    connecting: Connecting,
     send: Option<SendComm>,
     accepted: mpsc::Receiver<Result<RecvComm, String>>,
     recv: Option<RecvComm>,
@@ -198,20 +203,56 @@ struct Attempt {
 impl Attempt {
     /// True once both comms are there.
     fn advance(&mut self) -> Result<bool, String> {
-        if self.send.is_none()
-            && let Poll::Ready(comm) = self.connecting.poll()
+        if self.recv.is_none()
+            && let Some(comm) = received(&self.accepted, "accept")?
         {
-            self.send = Some(comm.map_err(|e| e.to_string())?);
-        }
-        if self.recv.is_none() {
-            match self.accepted.try_recv() {
-                Ok(comm) => self.recv = Some(comm?),
-                Err(TryRecvError::Empty) => {}
-                Err(TryRecvError::Disconnected) => return Err("the plugin's accept ended".into()),
-            }
+            self.recv = Some(comm?);
         }
         Ok(self.send.is_some() && self.recv.is_some())
     }
+}
+
+/// What a thread has to say, if it has; a thread that has ended says so only if it has said everything before.
+fn received<T>(from: &mpsc::Receiver<T>, call: &str) -> Result<Option<T>, String> {
+    match from.try_recv() {
+        Ok(value) => Ok(Some(value)),
+        Err(TryRecvError::Empty) => Ok(None),
+        Err(TryRecvError::Disconnected) => Err(format!("the plugin's {call} ended")),
+    }
+}
+
+/// The comm of one of several lanes, or why there is none.
+type Connected = (usize, Result<SendComm, String>);
+
+/// Makes all connections, on a thread of its own. Should the plugin block for ever, the thread is left behind.
+fn connect(
+    gpu: Option<Arc<dyn Device>>,
+    attempts: Vec<Connecting>,
+    given_up: Arc<AtomicBool>,
+) -> Result<mpsc::Receiver<Connected>, String> {
+    let (outcome, connected) = mpsc::channel();
+    let start = Instant::now();
+    let connect = move || {
+        let _current = make_current(gpu.as_ref());
+        let mut attempts: Vec<_> = attempts.into_iter().enumerate().collect();
+        // To the end of the set-up: whoever listens would take an earlier one for a failure.
+        while !given_up.load(Ordering::Relaxed) {
+            attempts.retain_mut(|(index, connecting)| match connecting.poll() {
+                Poll::Pending => true,
+                Poll::Ready(comm) => {
+                    // Nobody waits any more if the connection was given up meanwhile.
+                    let _ = outcome.send((*index, comm.map_err(|e| e.to_string())));
+                    false
+                }
+            });
+            pause(start);
+        }
+    };
+    let thread = std::thread::Builder::new().name("tcpx-connect".into());
+    thread
+        .spawn(connect)
+        .map_err(|e| format!("cannot start a thread: {e}"))?;
+    Ok(connected)
 }
 
 /// Accepts on a thread of its own. Should the plugin block for ever, the thread is left behind.

@@ -40,6 +40,19 @@ impl Grant {
         dead
     }
 
+    /// Lets go of the memory: kept for another chunk, it must not keep buffers that nobody uses.
+    pub(super) fn clear(&mut self) {
+        self.spans.clear();
+        self.memory.clear();
+        self.device = None;
+    }
+
+    /// The same, empty.
+    pub(super) fn cleared(mut self) -> Self {
+        self.clear();
+        self
+    }
+
     /// Where its bytes are.
     pub(super) fn place(&self) -> Place<'_> {
         Place {

@@ -131,10 +131,9 @@ impl Rx {
         let Some(flow) = self.flow.as_mut().filter(|flow| flow.is_busy()) else {
             return Ok(false);
         };
-        let before = flow.received();
         let failed = |error| Ended::Io(io::Error::other(error));
         let moved = flow.step().map_err(failed)?;
-        let received = flow.received() - before;
+        let received = flow.take_received();
         if received > 0 {
             lane.bytes_received.fetch_add(received, Ordering::Relaxed);
         }
@@ -147,7 +146,7 @@ impl Rx {
             }
             self.conclude(payload, lane, connection)?;
             if self.spare.len() < connection.own_window {
-                self.spare.push(grant);
+                self.spare.push(grant.cleared());
             }
         }
         Ok(moved)
@@ -428,6 +427,7 @@ impl Rx {
                         unreachable!("matched above")
                     };
                     self.finish(payload, lane, connection)?;
+                    self.grant.clear();
                 }
             }
         }

@@ -30,7 +30,7 @@ impl Lane {
         let outcome = match grant.fill(&connection.core.regions, table) {
             Ok(()) => Ok(grant),
             Err(refusal) => {
-                work.spare.push(grant);
+                work.spare.push(grant.cleared());
                 Err(refusal)
             }
         };

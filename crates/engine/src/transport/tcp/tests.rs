@@ -1,5 +1,6 @@
 //! What a connection does in moments that no peer can bring about at will.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tcpx_proto::frame::{FLAG_COMM, Header, Kind};
@@ -96,4 +97,26 @@ fn the_time_that_this_process_did_not_run_is_not_its_peers_silence() {
     assert_eq!(look(3603, 5), 5);
     assert_eq!(look(3604, 6), 0);
     assert_eq!(look(3605, 6), 1);
+}
+
+#[test]
+fn memory_that_nobody_uses_is_not_kept() {
+    const LEN: usize = 1 << 20;
+    let pair = Pair::new();
+    let here = pair.alice.register(&Buffer::new(LEN)).unwrap();
+    for op in [Op::Write, Op::Read] {
+        let there = pair.bob.register(&Buffer::new(LEN)).unwrap();
+        let memory = Arc::downgrade(there.memory());
+        let remote = there.descriptor();
+        let segment = Segment {
+            local: here.at(0),
+            remote: remote.at(0),
+            len: LEN,
+        };
+        let transfer = pair.alice.prepare(op, &pair.to_bob, [segment]).unwrap();
+        transfer.post().unwrap();
+        transfer.wait(LONG).unwrap();
+        drop(there);
+        wait_until("it is freed", || memory.upgrade().is_none());
+    }
 }

@@ -187,9 +187,8 @@ impl Tx {
         let Some(flow) = self.flow.as_mut().filter(|flow| flow.is_busy()) else {
             return Ok(false);
         };
-        let before = flow.sent();
         let moved = flow.step(announced).map_err(io::Error::other)?;
-        let sent = flow.sent() - before;
+        let sent = flow.take_sent();
         if sent > 0 {
             lane.bytes_sent.fetch_add(sent, Ordering::Relaxed);
             lane.payload_sent.fetch_add(sent, Ordering::Relaxed);
@@ -197,7 +196,7 @@ impl Tx {
         lane.comm_out.update(flow.is_waiting(), sent);
         while let Some(source) = flow.done() {
             if let Source::Answer { grant, .. } = source {
-                lane.work.lock().spare.push(grant);
+                lane.work.lock().spare.push(grant.cleared());
             }
         }
         Ok(moved)
@@ -222,7 +221,10 @@ impl Tx {
     ) -> Result<(), Error> {
         let mut outcome = Ok(());
         if let Some(flow) = &mut self.flow {
-            outcome = flow.let_go(|source| source.is_hit(&mut is_hit, regions_too));
+            outcome = flow.let_go(
+                |source| source.is_hit(&mut is_hit, regions_too),
+                regions_too,
+            );
         }
         // A frame that has begun must be completed; what has not begun is given up.
         if let Body::Staged(Staged { source, out }) = &mut self.body
@@ -330,7 +332,7 @@ impl Tx {
                 | Body::Staged(Staged {
                     source: Source::Answer { grant, .. },
                     ..
-                }) => lane.work.lock().spare.push(grant),
+                }) => lane.work.lock().spare.push(grant.cleared()),
                 _ => {}
             }
         }
@@ -408,7 +410,7 @@ impl Tx {
             } = response;
             let outcome = outcome.and_then(|mut grant| {
                 if grant.is_revoked(&connection.core.regions) {
-                    work.spare.push(grant);
+                    work.spare.push(grant.cleared());
                     Err(Refusal::Revoked)
                 } else {
                     Ok(grant)

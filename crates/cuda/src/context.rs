@@ -140,6 +140,7 @@ impl Context {
             self.api.check(code, "entering the CUDA context")?;
         }
         Ok(Scope {
+            capture_mode: exchange_capture_mode(self.api, sys::CAPTURE_RELAXED),
             api: self.api,
             is_pushed,
             not_send: PhantomData,
@@ -259,12 +260,25 @@ pub(crate) fn log(api: &Api, code: sys::Code, asked: &'static str) {
 pub(crate) struct Scope {
     api: &'static Api,
     is_pushed: bool,
+    /// What it was before, where the driver has such a thing.
+    capture_mode: Option<c_int>,
     /// What is current belongs to the thread.
     not_send: PhantomData<*const ()>,
 }
 
+/// Lets this thread ask for the end of copies while the application captures a graph, on any thread: that has nothing to do with our
+/// streams, and would end the capture otherwise. Returns what was set before.
+fn exchange_capture_mode(api: &Api, mut mode: c_int) -> Option<c_int> {
+    // SAFETY: stores a number of this thread's.
+    let code = unsafe { (api.exchange_capture_mode?)(&mut mode) };
+    (code == sys::SUCCESS).then_some(mode)
+}
+
 impl Drop for Scope {
     fn drop(&mut self) {
+        if let Some(mode) = self.capture_mode {
+            exchange_capture_mode(self.api, mode);
+        }
         if self.is_pushed {
             let mut popped = std::ptr::null_mut();
             // SAFETY: takes off what `enter` put on.

@@ -533,7 +533,8 @@ impl Drop for CudaQueue {
         // A context that is gone has ended the work on it.
         if let Ok(_scope) = self.context.enter() {
             let (started, mut turns) = (Instant::now(), 0);
-            while self.stream.query() == sys::NOT_READY {
+            let is_running = |code| code == sys::NOT_READY || sys::CAPTURE_ERRORS.contains(&code);
+            while is_running(self.stream.query()) {
                 if started.elapsed() > PATIENCE {
                     let context = &self.context;
                     tracing::error!("a copy on {context:?} does not end: its memory is kept");

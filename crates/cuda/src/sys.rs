@@ -38,6 +38,12 @@ pub(crate) const ILLEGAL_ADDRESS: Code = 700;
 pub(crate) const CONTEXT_IS_DESTROYED: Code = 709;
 pub(crate) const SYSTEM_DRIVER_MISMATCH: Code = 803;
 
+/// The family of errors about graphs that are being captured.
+pub(crate) const CAPTURE_ERRORS: std::ops::RangeInclusive<Code> = 900..=908;
+
+/// `CUstreamCaptureMode`: calls that concern other streams are nobody's business.
+pub(crate) const CAPTURE_RELAXED: c_int = 2;
+
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
 pub(crate) const HOST_PORTABLE: c_uint = 1;
@@ -62,6 +68,8 @@ macro_rules! api {
             $(pub(crate) $field: unsafe extern "C" fn($($argument),*) -> Code,)*
             /// Names a context for as long as the process lives; since CUDA 12.0.
             pub(crate) ctx_get_id: Option<unsafe extern "C" fn(Context, *mut u64) -> Code>,
+            /// What this thread may do while somebody captures a graph; since CUDA 10.1.
+            pub(crate) exchange_capture_mode: Option<unsafe extern "C" fn(*mut c_int) -> Code>,
         }
 
         impl Api {
@@ -76,6 +84,11 @@ macro_rules! api {
                     // SAFETY: as above.
                     ctx_get_id: unsafe { library.get(c"cuCtxGetId".to_bytes_with_nul()) }
                         .ok().map(|found| *found),
+                    // SAFETY: as above.
+                    exchange_capture_mode: unsafe {
+                        library.get(c"cuThreadExchangeStreamCaptureMode".to_bytes_with_nul())
+                    }
+                    .ok().map(|found| *found),
                 })
             }
         }

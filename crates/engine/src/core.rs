@@ -398,12 +398,13 @@ impl Core {
                 return Err(bounds(Side::Remote, remote.offset, there));
             }
             // Neighbours mostly share a region: the last one is the likeliest.
-            if pieces.add_memory(local.region.memory()) {
+            let (memory, is_new) = pieces.add_memory(local.region.memory());
+            if is_new {
                 self.check_region(local.region)?;
             }
             let address = remote.region.address() + remote.offset as u64;
             let (key, kind) = (remote.region.key(), remote.region.kind());
-            pieces.push(local.region.memory(), span, key, address, kind);
+            pieces.push(memory, span, key, address, kind);
         }
         Ok(pieces)
     }

@@ -33,6 +33,8 @@ const MIN_SPREAD_BYTES: usize = 128 << 10;
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     local: Span,
+    /// Which of the pieces' memory it lies in.
+    memory: u32,
     key: RegionKey,
     address: u64,
     group: u16,
@@ -70,28 +72,30 @@ impl Pieces {
         }
     }
 
-    /// Notes memory that pieces lie in; says whether it is new.
-    pub(crate) fn add_memory(&mut self, memory: &Arc<Memory>) -> bool {
+    /// Notes memory that pieces lie in; returns its number, and whether it is new.
+    pub(crate) fn add_memory(&mut self, memory: &Arc<Memory>) -> (u32, bool) {
         // Neighbours mostly share a region: the last one is the likeliest.
-        let known = self.memory.iter().rev().any(|m| Arc::ptr_eq(m, memory));
-        if !known {
+        let known = self.memory.iter().rposition(|m| Arc::ptr_eq(m, memory));
+        if known.is_none() {
             self.memory.push(Arc::clone(memory));
         }
-        !known
+        let index = known.unwrap_or(self.memory.len() - 1);
+        (index as u32, known.is_none())
     }
 
-    /// Adds a piece: `local`, inside `memory`, which was noted, and as many bytes at the peer's `address`, in memory of kind `remote`.
+    /// Adds a piece: `local`, inside the memory of that number, and as many bytes at the peer's `address`, in memory of kind `remote`.
     pub(crate) fn push(
         &mut self,
-        memory: &Arc<Memory>,
+        memory: u32,
         local: Span,
         key: RegionKey,
         address: u64,
         remote: MemoryKind,
     ) {
-        let group = self.group(memory.device.as_ref(), remote);
+        let group = self.group(memory, remote);
         self.list.push(Piece {
             local,
+            memory,
             key,
             address,
             group,
@@ -102,17 +106,22 @@ impl Pieces {
     #[cfg(test)]
     pub(crate) fn untouched(local: Span) -> Self {
         let mut pieces = Self::default();
-        let group = pieces.group(None, MemoryKind::Host);
+        pieces.groups.push(Group {
+            device: None,
+            remote: MemoryKind::Host,
+        });
         pieces.list.push(Piece {
             local,
+            memory: 0,
             key: RegionKey([1; 16]),
             address: 0,
-            group,
+            group: 0,
         });
         pieces
     }
 
-    fn group(&mut self, device: Option<&Arc<dyn Device>>, remote: MemoryKind) -> u16 {
+    fn group(&mut self, memory: u32, remote: MemoryKind) -> u16 {
+        let device = self.memory[memory as usize].device.as_ref();
         let is_same =
             |group: &Group| group.remote == remote && is_same_place(group.device.as_ref(), device);
         let known = self.groups.iter().rposition(is_same);
@@ -192,6 +201,7 @@ impl Plan {
             entries: Vec::new(),
             open_bytes: 0,
             open_spans: 0,
+            memory: 0,
             plan: Self {
                 op,
                 bytes: total as u64,
@@ -263,6 +273,7 @@ impl Piece {
     fn join(&self, next: &Self) -> Option<Self> {
         let touches = self.address.checked_add(self.local.len() as u64) == Some(next.address)
             && self.key == next.key
+            && self.memory == next.memory
             && self.group == next.group;
         let local = touches.then(|| self.local.join(next.local))??;
         Some(Self { local, ..*self })
@@ -279,6 +290,8 @@ struct Builder {
     open_bytes: usize,
     open_spans: usize,
     group: u16,
+    /// What the last span lies in.
+    memory: u32,
     plan: Plan,
 }
 
@@ -313,7 +326,7 @@ impl Builder {
             };
             entry.encode(&mut self.entries);
             let span = piece.local.slice(offset, len).expect("within the piece");
-            self.push_span(span);
+            self.push_span(span, piece.memory);
             self.open_bytes += len;
             offset += len;
         }
@@ -332,8 +345,12 @@ impl Builder {
         })
     }
 
-    fn push_span(&mut self, span: Span) {
-        if self.plan.spans.len() > self.open_spans {
+    fn push_span(&mut self, span: Span, memory: u32) {
+        let is_host = self.plan.groups[usize::from(self.group)].device.is_none();
+        // A device does not copy across allocations, which regions of their own may be though they touch.
+        let may_join = is_host || self.memory == memory;
+        self.memory = memory;
+        if may_join && self.plan.spans.len() > self.open_spans {
             push_merged(&mut self.plan.spans, span);
         } else {
             // Never joined to the last span of the chunk before.
@@ -390,6 +407,7 @@ mod tests {
     fn piece(local: usize, remote: u64, len: usize, region: u8) -> Piece {
         Piece {
             local: span(local, len),
+            memory: 0,
             key: key(region),
             address: remote,
             group: 0,

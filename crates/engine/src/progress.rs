@@ -229,11 +229,7 @@ impl Worker {
     fn active(&self, token: u64) -> Option<Active> {
         let lane = self.lanes.lock().get(&token).cloned()?;
         let attended = lane.connection.lanes[lane.index].attended();
-        Some(Active {
-            token,
-            attended,
-            lane,
-        })
+        Some(Active::new(token, attended, lane))
     }
 
     /// Stops driving the lanes that have nothing to do: from now on the kernel says when they have. Lanes
@@ -241,6 +237,8 @@ impl Worker {
     fn rest(&self, driven: &mut Vec<Active>) {
         driven.retain(|active| {
             let lane = active.lane();
+            // Before the looks below: whoever leaves the lane unfinished after them calls.
+            lane.take_care(false);
             lane.raise_wake_level();
             if let Some(entry) = self.lanes.lock().get_mut(&active.token) {
                 entry.attended = active.attended;
@@ -254,7 +252,11 @@ impl Worker {
                 return false;
             }
             // Whoever adds work after this look calls the worker; whoever added it before is seen.
-            (lane.is_dirty() && !lane.is_blocked()) || lane.is_staging()
+            let stays = (lane.is_dirty() && !lane.is_blocked()) || lane.is_staging();
+            if stays {
+                lane.take_care(true);
+            }
+            stays
         });
     }
 
@@ -284,11 +286,7 @@ impl Worker {
             let Some(lane) = self.lanes.lock().get(&token).cloned() else {
                 continue;
             };
-            let mut active = Active {
-                token,
-                attended: lane.attended,
-                lane,
-            };
+            let mut active = Active::new(token, lane.attended, lane);
             if active.is_attended() {
                 watched.push(active);
             } else {
@@ -313,6 +311,15 @@ fn take_abandoned(driven: &mut Vec<Active>, watched: &mut Vec<Active>) {
 }
 
 impl Active {
+    fn new(token: u64, attended: u64, lane: LaneRef) -> Self {
+        lane.connection.lanes[lane.index].take_care(true);
+        Self {
+            token,
+            lane,
+            attended,
+        }
+    }
+
     fn lane(&self) -> &Lane {
         &self.lane.connection.lanes[self.lane.index]
     }

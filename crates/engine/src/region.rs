@@ -438,6 +438,7 @@ impl Regions {
                 }
             }
         }
+        let mut last = None;
         for entry in table.entries() {
             // The table was decoded: the index is inside.
             let owner = &memory[entry.region as usize];
@@ -445,7 +446,13 @@ impl Regions {
                 address: entry.address,
                 len: entry.len,
             })?;
-            push_merged(spans, span);
+            // A device does not copy across allocations, which regions of their own may be though they touch.
+            if owner.device.is_none() || last == Some(entry.region) {
+                push_merged(spans, span);
+            } else if !span.is_empty() {
+                spans.push(span);
+            }
+            last = Some(entry.region);
         }
         Ok(())
     }

@@ -206,7 +206,7 @@ impl Receive {
     fn plan(&self, link: &Link, arrival: &Arrival) -> Plan {
         let mut offset = 0;
         let mut noted = Pieces::default();
-        noted.add_memory(&self.memory);
+        let (memory, _) = noted.add_memory(&self.memory);
         let pieces = arrival
             .pieces
             .iter()
@@ -218,7 +218,7 @@ impl Receive {
             })
             .fold(noted, |mut pieces, (local, key, address)| {
                 // Of what kind the sender's memory is makes no difference: it is all of one kind.
-                pieces.push(&self.memory, local, key, address, MemoryKind::Host);
+                pieces.push(memory, local, key, address, MemoryKind::Host);
                 pieces
             });
         let chunk_bytes = link.core().config.chunk_bytes();

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tcpx_cuda::Device;
 use tcpx_net::{Cursor, Span};
@@ -23,13 +24,21 @@ pub(crate) struct Inbound<T> {
     slots: usize,
     /// Why a copy of the payload at the front has failed.
     failed: Option<Error>,
+    /// Since when there has been no slot for a lane that holds none.
+    starved: Option<Instant>,
 }
 
 struct Landing<T> {
     /// A copy and the slot it reads.
     copy: Option<(Copy, Slot)>,
     then: Option<T>,
+    /// The last of a payload that was given up: what failed until here is nobody's concern.
+    is_given_up: bool,
 }
+
+/// How long a lane that holds no slot waits for one before it gets one of its own. Slots come back within milliseconds, unless peers that have
+/// stopped in the middle of payloads hold them all: the others must not stop with them.
+const STARVED: Duration = Duration::from_millis(100);
 
 impl<T> Inbound<T> {
     pub(crate) fn new() -> Self {
@@ -39,6 +48,7 @@ impl<T> Inbound<T> {
             landing: VecDeque::new(),
             slots: 0,
             failed: None,
+            starved: None,
         }
     }
 
@@ -63,7 +73,7 @@ impl<T> Inbound<T> {
             if self.slots >= DEPTH {
                 return Ok(None);
             }
-            let Some(slot) = pool.take(device, Direction::In)? else {
+            let Some(slot) = self.slot(device, pool)? else {
                 return Ok(None);
             };
             self.filling = Some((slot, 0));
@@ -73,6 +83,21 @@ impl<T> Inbound<T> {
             // SAFETY: inside the slot, which is ours until its copy is over.
             unsafe { Span::new(slot.address().wrapping_add(*filled), len) }
         }))
+    }
+
+    fn slot(&mut self, device: &dyn Device, pool: &Arc<Pool>) -> Result<Option<Slot>, Error> {
+        if let Some(slot) = pool.take(device, Direction::In)? {
+            self.starved = None;
+            return Ok(Some(slot));
+        }
+        if self.slots > 0 {
+            return Ok(None);
+        }
+        let since = *self.starved.get_or_insert_with(Instant::now);
+        if since.elapsed() < STARVED {
+            return Ok(None);
+        }
+        Slot::own(device, pool.slot_bytes()).map(Some)
     }
 
     /// Counts bytes that were put into [`Inbound::room`]. When the slot is full, or the payload is (`is_last`), the device
@@ -107,6 +132,7 @@ impl<T> Inbound<T> {
         self.landing.push_back(Landing {
             copy: Some((copy, slot)),
             then: None,
+            is_given_up: false,
         });
         Ok(())
     }
@@ -114,6 +140,11 @@ impl<T> Inbound<T> {
     /// Gives up what was received of the current payload and not handed to the device yet.
     pub(crate) fn forget(&mut self) {
         self.filling = None;
+        match self.landing.back_mut() {
+            Some(last) if last.then.is_none() => last.is_given_up = true,
+            Some(_) => {}
+            None => self.failed = None,
+        }
     }
 
     /// A payload has been received: `then` is due when all that came before it has landed.
@@ -123,6 +154,7 @@ impl<T> Inbound<T> {
             _ => self.landing.push_back(Landing {
                 copy: None,
                 then: Some(then),
+                is_given_up: false,
             }),
         }
     }
@@ -145,6 +177,9 @@ impl<T> Inbound<T> {
             let landing = self.landing.pop_front()?;
             if let Some(then) = landing.then {
                 return Some((then, self.failed.take()));
+            }
+            if landing.is_given_up {
+                self.failed = None;
             }
             if self.landing.is_empty() {
                 // The rest of its payload is still to come.

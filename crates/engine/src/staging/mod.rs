@@ -18,6 +18,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tcpx_cuda::{Device, StandIn};
 use tcpx_net::Span;
 
@@ -68,6 +69,8 @@ pub(crate) struct Staging {
     host: Option<Arc<dyn Device>>,
     /// Slots that are made with the first region on a device, so that no transfer waits for them.
     first_slots: usize,
+    /// Devices whose kernels are loaded.
+    prepared: Mutex<Vec<usize>>,
 }
 
 impl Staging {
@@ -81,6 +84,7 @@ impl Staging {
             pool: Pool::new(slot_bytes, config.staging_bytes()),
             host,
             first_slots: config.staging_slots_per_lane() * config.lanes(),
+            prepared: Mutex::default(),
         }
     }
 
@@ -134,8 +138,12 @@ impl Staging {
 
     /// Does what would make the first transfer slow: loads the device's kernels, makes the first slots.
     fn prepare(&self, device: &dyn Device) -> Result<(), Error> {
-        if self.pool.is_empty() {
+        let mut prepared = self.prepared.lock();
+        if !prepared.contains(&device.identity()) {
             drop(device.queue()?);
+            prepared.push(device.identity());
+        }
+        if self.pool.is_empty() {
             self.pool.grow(device, self.first_slots)?;
         }
         Ok(())

@@ -94,8 +94,9 @@ impl Outbound {
         Ok(len)
     }
 
-    /// A copy could not be started: [`Outbound::ready`] says why.
+    /// It is given up, or a copy could not be started: [`Outbound::ready`] says why. No more copies are.
     pub(crate) fn fail(&mut self, error: Error) {
+        self.unstarted = 0;
         self.failed = Some(error);
     }
 
@@ -154,13 +155,15 @@ impl Outbound {
     }
 
     /// Makes the chunk independent of the device's memory: waits for the copies that were started, and copies what is
-    /// left into a slot of its own.
+    /// left into a slot of its own. Where that fails no copy uses the memory either.
     pub(crate) fn let_go(&mut self, spans: &[Span], queues: &mut Queues) -> Result<(), Error> {
+        let mut rest = Ok(());
         if self.unstarted > 0 {
-            let slot = Slot::own(self.device.as_ref(), self.unstarted)?;
-            self.start_in(slot, spans, queues)?;
+            let slot = Slot::own(self.device.as_ref(), self.unstarted);
+            rest = slot.and_then(|slot| self.start_in(slot, spans, queues).map(drop));
         }
-        self.wait(queues)
+        let waited = self.wait(queues);
+        rest.and(waited)
     }
 
     /// Waits until no copy uses a slot: before this is dropped with parts that were not sent.

@@ -72,8 +72,12 @@ impl Pool {
         if state.used[direction as usize] == self.limits[direction as usize] {
             return Ok(None);
         }
-        if state.free.is_empty() {
-            self.pin(&mut state, device)?;
+        if state.free.is_empty()
+            && let Err(error) = self.pin(&mut state, device)
+            && state.used[direction as usize] == 0
+        {
+            // Otherwise one comes back.
+            return Err(error);
         }
         let Some(address) = state.free.pop() else {
             return Ok(None);

@@ -1,12 +1,13 @@
 //! Chunks through slots and back, on the stand-in for a device, which copies on a thread of its own.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
 use tcpx_cuda::{Device, StandIn};
 use tcpx_net::{Cursor, Span};
 
-use super::{Inbound, Outbound, Pool, Queues};
+use super::{Direction, Inbound, Outbound, Pool, Queues};
 use crate::error::Error;
 
 const SLOT: usize = 4096;
@@ -235,4 +236,132 @@ fn a_failing_device_fails_its_chunk_and_gives_the_slots_back() {
     );
     drop(inbound);
     assert_eq!(pool.left(super::Direction::In), 2);
+}
+
+#[test]
+fn what_is_given_up_is_not_copied_any_more() {
+    let device: Arc<dyn Device> = Arc::new(StandIn::new(1));
+    let mut out = Outbound::new(&device, 3 * SLOT);
+    assert!(out.is_unstarted());
+    out.fail(Error::Aborted);
+    assert!(!out.is_unstarted(), "its memory may be gone");
+    assert!(out.ready(&mut Queues::default()).is_err());
+}
+
+#[test]
+fn a_failure_stays_with_its_payload() {
+    let (bad, good) = (StandIn::new(1).failing_after(0), StandIn::new(2));
+    let pool = Pool::new(SLOT, 8 * SLOT);
+    let target = Memory::new(&[3 * SLOT], 0, |_| 0);
+    for landed in [true, false] {
+        let mut inbound: Inbound<u32> = Inbound::new();
+        // The first part of a payload of several.
+        let room = inbound.room(&bad, &pool, 3 * SLOT).unwrap().unwrap();
+        let count = room.copy_from(&[1; SLOT]);
+        let at = &mut Cursor::default();
+        inbound
+            .filled(count, false, &bad, &target.spans, at)
+            .unwrap();
+        while landed && !inbound.is_empty() {
+            assert!(inbound.due().is_none());
+        }
+        // Its memory is revoked.
+        inbound.forget();
+        // Another payload, to another device.
+        let room = inbound.room(&good, &pool, 100).unwrap().unwrap();
+        room.copy_from(&[2; 100]);
+        let at = &mut Cursor::default();
+        inbound.filled(100, true, &good, &target.spans, at).unwrap();
+        inbound.then(9);
+        let (_, error) = loop {
+            if let Some(due) = inbound.due() {
+                break due;
+            }
+        };
+        assert!(error.is_none(), "{error:?}");
+    }
+}
+
+/// A device for which memory can be pinned once.
+#[derive(Debug)]
+struct Scarce(StandIn, AtomicBool);
+
+impl Scarce {
+    fn new(seed: u64) -> Self {
+        Self(StandIn::new(seed), AtomicBool::new(false))
+    }
+}
+
+impl Device for Scarce {
+    fn queue_by(
+        &self,
+        path: tcpx_cuda::Path,
+    ) -> Result<Box<dyn tcpx_cuda::Queue>, tcpx_cuda::Error> {
+        self.0.queue_by(path)
+    }
+
+    fn pin(&self, len: usize) -> Result<tcpx_cuda::Pinned, tcpx_cuda::Error> {
+        if self.1.swap(true, Ordering::Relaxed) {
+            let reason = "none left".into();
+            return Err(tcpx_cuda::Error::HostMemory { len, reason });
+        }
+        self.0.pin(len)
+    }
+
+    fn make_current(&self) -> Result<tcpx_cuda::Current, tcpx_cuda::Error> {
+        self.0.make_current()
+    }
+
+    fn ordinal(&self) -> u32 {
+        0
+    }
+
+    fn identity(&self) -> usize {
+        self.0.identity()
+    }
+}
+
+#[test]
+fn letting_go_waits_also_where_there_is_no_memory() {
+    for seed in 0..200 {
+        let device: Arc<dyn Device> = Arc::new(Scarce::new(seed));
+        let pool = Pool::new(1 << 20, 2 << 20);
+        let source = Memory::new(&[5 << 20], 0, |i| i as u8);
+        let mut queues = Queues::default();
+        let mut out = Outbound::new(&device, 5 << 20);
+        let started = out.start(&source.spans, &mut queues, &pool).unwrap();
+        assert!(started.is_some());
+        assert!(out.let_go(&source.spans, &mut queues).is_err());
+        let ready = out.ready(&mut queues).unwrap();
+        assert!(ready.is_some(), "a copy was still under way");
+    }
+}
+
+#[test]
+fn slots_that_are_in_use_are_waited_for_where_no_more_can_be_pinned() {
+    let device = Scarce::new(1);
+    // Eight are pinned at first, of 32.
+    let pool = Pool::new(SLOT, 32 * SLOT);
+    let take = |direction| pool.take(&device, direction);
+    let held: Vec<_> = (0..8)
+        .map(|_| take(Direction::In).unwrap().unwrap())
+        .collect();
+    assert!(take(Direction::In).unwrap().is_none());
+    // None of this kind will come back.
+    assert!(take(Direction::Out).is_err());
+    drop(held);
+    assert!(take(Direction::Out).unwrap().is_some());
+}
+
+#[test]
+fn a_lane_without_a_slot_is_not_kept_waiting_by_those_that_hold_theirs() {
+    let device = StandIn::new(1);
+    let pool = Pool::new(SLOT, 2 * SLOT);
+    let held = pool.take(&device, Direction::In).unwrap();
+    let mut inbound: Inbound<u32> = Inbound::new();
+    assert!(inbound.room(&device, &pool, SLOT).unwrap().is_none());
+    crate::testing::wait_until("it has a slot of its own", || {
+        inbound.room(&device, &pool, SLOT).unwrap().is_some()
+    });
+    drop(held);
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -59,6 +59,8 @@ pub(crate) struct Lane {
     pub(super) dirty: AtomicBool,
     /// The kernel took no more bytes at the last attempt.
     pub(super) blocked: AtomicBool,
+    /// The worker drives the lane, or watches whether another does.
+    in_care: AtomicBool,
     /// Copies to or from a device are under way, or wait for a slot: nobody reports their end, so it must
     /// be looked for.
     pub(super) staging_out: AtomicBool,
@@ -152,6 +154,7 @@ impl Lane {
             in_flight: Mutex::default(),
             dirty: AtomicBool::new(false),
             blocked: AtomicBool::new(false),
+            in_care: AtomicBool::new(false),
             staging_out: AtomicBool::new(false),
             staging_in: AtomicBool::new(false),
             comm_out: CommWatch::default(),
@@ -189,6 +192,23 @@ impl Lane {
     /// Whether somebody must look again soon, though nothing will be reported.
     pub(crate) fn is_staging(&self) -> bool {
         self.staging_out.load(Ordering::Acquire) || self.staging_in.load(Ordering::Acquire)
+    }
+
+    /// Whether something is left that nobody will report: whoever stops driving the lane must see that another goes on.
+    pub(super) fn is_unfinished(&self) -> bool {
+        self.is_staging() || self.is_blocked() || self.is_dirty()
+    }
+
+    /// Whether the worker drives the lane, or watches whether another does.
+    pub(super) fn is_in_care(&self) -> bool {
+        // What was found unfinished is seen by a worker that is leaving, or else that it has left is seen here.
+        fence(Ordering::SeqCst);
+        self.in_care.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn take_care(&self, yes: bool) {
+        self.in_care.store(yes, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
     }
 
     /// Whether there is something to send that nobody is sending.
@@ -245,8 +265,9 @@ impl Lane {
             let idle = tx.is_idle() && !tx.is_staging();
             self.staging_out
                 .store(sent == Sent::Waiting || tx.is_flowing(), Ordering::Release);
-            drop(tx);
+            // With the lock: what another thread finds out after us is not overwritten.
             self.blocked.store(sent == Sent::Blocked, Ordering::Release);
+            drop(tx);
             match sent {
                 // Not worth another look: whoever adds work from now on marks it.
                 Sent::Some if idle && self.work.lock().is_empty() => {

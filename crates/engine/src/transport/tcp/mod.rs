@@ -291,7 +291,12 @@ impl Connection {
     fn attend(self: &Arc<Self>, index: usize) -> Drive {
         let lane = &self.lanes[index];
         lane.attended.fetch_add(1, Ordering::Relaxed);
-        self.drive(index, CALLER_BUDGET)
+        let drive = self.drive(index, CALLER_BUDGET);
+        // The caller may leave now, and what it has taken from the socket the worker never hears of.
+        if lane.is_unfinished() && !lane.is_in_care() {
+            lane.call_worker();
+        }
+        drive
     }
 
     /// A caller who drove the lanes goes to sleep: the workers take over at once.

@@ -323,6 +323,8 @@ impl Rx {
             Sink::Run(_) => {
                 let sink = std::mem::replace(&mut payload.sink, Sink::Nowhere(None));
                 self.inbound.forget();
+                // Once it is settled its memory is the caller's again.
+                self.inbound.wait();
                 if let Sink::Run(flying) = sink {
                     connection.settle(&flying.run);
                 }

@@ -8,7 +8,7 @@ use tcpx_proto::frame::{FLAG_COMM, Header, Kind};
 use super::Liveness;
 use crate::plan::Op;
 use crate::testing::{LONG, Pair, connection, wait_until};
-use crate::{Buffer, Error, Segment};
+use crate::{Buffer, Config, Error, Segment, Session};
 
 /// The bytes of a message are asked for by whoever finds it, who holds the lane.
 #[test]
@@ -118,5 +118,46 @@ fn memory_that_nobody_uses_is_not_kept() {
         transfer.wait(LONG).unwrap();
         drop(there);
         wait_until("it is freed", || memory.upgrade().is_none());
+    }
+}
+
+/// What the caller who polls has taken from the socket, the worker does not hear of from the kernel.
+#[test]
+fn whoever_stops_polling_leaves_nothing_undone() {
+    const LEN: usize = 16 << 20;
+    let [alice, bob] = ["alice", "bob"].map(|name| {
+        let config = Config::defaults().with("interfaces", "lo").unwrap();
+        let config = config.with("lanes", "1").unwrap().with("workers", "1");
+        // No sign of life is asked for meanwhile: that would set things going again.
+        let config = config.unwrap().with("peer_timeout", "1h").unwrap();
+        Session::new(config.with("name", name).unwrap()).unwrap()
+    });
+    let to_bob = alice.add_peer(&bob.connection_info()).unwrap();
+    to_bob.connect(LONG).unwrap();
+    let to_alice = bob.accept(LONG).unwrap();
+    let [here, there] =
+        [&alice, &bob].map(|session| session.register(&Buffer::new(LEN + 8)).unwrap());
+    let (at_alice, at_bob) = (here.descriptor(), there.descriptor());
+    let word = Segment {
+        local: here.at(LEN),
+        remote: at_bob.at(LEN),
+        len: 8,
+    };
+    let large = Segment {
+        local: there.at(0),
+        remote: at_alice.at(0),
+        len: LEN,
+    };
+    let polled = alice.prepare(Op::Read, &to_bob, [word]).unwrap();
+    let served = bob.prepare(Op::Read, &to_alice, [large]).unwrap();
+    for _ in 0..300 {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                polled.post().unwrap();
+                while !polled.poll().is_terminal() {}
+            });
+            served.post().unwrap();
+            served.wait(LONG).unwrap();
+        });
     }
 }

@@ -171,6 +171,13 @@ pub enum Command {
         #[serde(with = "hex")]
         message: Vec<u8>,
     },
+    /// The same message so many times, as fast as that goes.
+    NotifyOften {
+        peer: String,
+        #[serde(with = "hex")]
+        message: Vec<u8>,
+        count: usize,
+    },
     TakeNotifications,
     WaitNotification {
         timeout: Duration,

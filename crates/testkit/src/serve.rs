@@ -217,6 +217,17 @@ impl State {
             Command::Notify { peer, message } => {
                 json!(self.session().notify(&self.peer(&peer)?, &message)?)
             }
+            Command::NotifyOften {
+                peer,
+                message,
+                count,
+            } => {
+                let peer = self.peer(&peer)?;
+                for _ in 0..count {
+                    self.session().notify(&peer, &message)?;
+                }
+                Value::Null
+            }
             Command::TakeNotifications => {
                 let taken = self.session().notifications().into_iter();
                 json!(taken.map(Notice::from).collect::<Vec<_>>())

@@ -10,7 +10,6 @@ use std::process::Command;
 use std::time::Duration;
 
 use tcpx::{Config, ErrorKind, Op, Session};
-use tcpx_testkit::host::done;
 use tcpx_testkit::pattern::{LOCAL_POISON, REMOTE_POISON};
 use tcpx_testkit::protocol;
 use tcpx_testkit::remote::binary;
@@ -484,27 +483,36 @@ fn a_plugin_that_takes_no_more_messages_is_noticed() {
 fn notifications_do_not_overtake_payload_for_ever() {
     story(|| {
         // So slow that payload is still waiting when the stream is full, and the peer reads no more of that before it has come.
-        const LEN: usize = 16 << 20;
-        let setup = flushing("slow-stream", 8, &["-DSLOW"]).with("lanes", 1);
-        let setup = setup.with("staging", "auto").with("chunk_bytes", "4M");
-        let bob = process("bob", &setup, &[]);
-        let alice = Host::open("alice", &setup);
-        let peer = alice.meets(&bob);
-        let (here, there) = (alice.memory(LEN), bob.memory(LEN));
-        here.memory.fill(Content::pattern(5));
-        let write = alice.transfer(Op::Write, &peer, &here, &there, &[Copy::new(0, 0, LEN)]);
+        const LEN: usize = 64 << 20;
+        let setup = setup(7).with("lanes", 1).with("chunk_bytes", "4M");
+        let slow = [("DELAY_US", "20000")];
+        let stage = Stage::new(
+            process("alice", &setup, &slow),
+            process("bob", &setup, &slow),
+        );
+        let (here, there) = (stage.alice.memory(LEN), stage.bob.memory(LEN));
+        stage.alice.fill(&here, Content::pattern(5));
+        let target = &there.descriptor;
+        let copies = [Copy::new(0, 0, LEN)];
+        let write = stage
+            .alice
+            .transfer(Op::Write, "bob", &here, target, &copies);
         write.post().expect("posted");
         let count = 30_000;
-        for _ in 0..count {
-            alice.session.notify(&peer, &[7; 1000]).expect("queued");
-        }
-        done(&write);
+        stage.alice.expect::<()>(protocol::Command::NotifyOften {
+            peer: "bob".into(),
+            message: vec![7; 1000],
+            count,
+        });
+        write.wait().expect("written");
         let mut heard = 0;
         wait_until("all have come", || {
-            heard += bob.notifications().len();
+            heard += stage.bob.notifications().len();
             heard == count
         });
-        bob.check(&there, &Expected::only(Content::pattern(5)));
+        stage
+            .bob
+            .check(&there, &Expected::only(Content::pattern(5)));
     });
 }
 

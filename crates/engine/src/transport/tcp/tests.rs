@@ -58,9 +58,9 @@ fn an_answer_on_a_comm_that_is_not_there_ends_what_waited_for_it() {
         .unwrap();
     read.post().unwrap();
     let asked = |lane: &super::Lane| Some(lane.in_flight.lock().reads.front()?.run.id);
-    let (index, id) = (0..ours.lanes.len())
-        .find_map(|index| Some((index, asked(&ours.lanes[index])?)))
-        .expect("a chunk is asked for before the call returns");
+    let find = || (0..ours.lanes.len()).find_map(|index| Some((index, asked(&ours.lanes[index])?)));
+    wait_until("a chunk is asked for", || find().is_some());
+    let (index, id) = find().expect("nobody answers");
     let header = Header {
         flags: FLAG_COMM,
         payload: LEN as u64,

@@ -15,7 +15,7 @@ use crate::estimate::Measured;
 use crate::run::Run;
 use crate::tagged::{self, Tagged};
 use crate::transport::Link;
-use crate::transport::tcp::{Connection, conclude_failed};
+use crate::transport::tcp::{Connection, fail_run};
 
 /// A remote session, or this one itself. Clones are handles to the same peer.
 #[derive(Clone)]
@@ -175,11 +175,7 @@ impl Waiting {
 
     fn fail(self, peer: &PeerShared, error: &Error) {
         match self {
-            Self::Run(run) => {
-                if run.fail(error.clone()) {
-                    conclude_failed(&run);
-                }
-            }
+            Self::Run(run) => fail_run(&run, error.clone()),
             Self::Notification(message) => {
                 tracing::warn!(peer = peer.name(), bytes = message.len(), %error, "a notification could not be sent");
             }

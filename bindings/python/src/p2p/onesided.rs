@@ -322,7 +322,7 @@ impl Endpoint {
         };
         let wait = |part: &tcpx::Transfer, slice| {
             let ended = part.wait(slice);
-            match started.is_cut_off() {
+            match started.cut_off() {
                 Some(error) if !part.poll().is_terminal() => Err(error),
                 _ => ended,
             }

@@ -25,7 +25,7 @@ pub(super) struct Started {
 
 impl Started {
     /// Why it has no future, if so.
-    pub(super) fn is_cut_off(&self) -> Option<Error> {
+    pub(super) fn cut_off(&self) -> Option<Error> {
         self.on.as_ref().and_then(Connection::lost)
     }
 
@@ -39,7 +39,7 @@ impl Started {
                 _ => return Err(part.error().unwrap_or(Error::Aborted)),
             }
         }
-        match self.is_cut_off() {
+        match self.cut_off() {
             Some(error) if !done => Err(error),
             _ => Ok(done),
         }

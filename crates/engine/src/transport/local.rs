@@ -9,7 +9,7 @@ use tcpx_net::{Cursor, Span};
 use tcpx_proto::frame::{Header, Kind, Status, Table};
 
 use super::Link;
-use super::tcp::conclude_failed;
+use super::tcp::{conclude_failed, fail_run};
 use crate::core::Core;
 use crate::error::Error;
 use crate::plan::Op;
@@ -38,7 +38,7 @@ impl Local {
             let mut waiting = self.runs.lock();
             if waiting.closed {
                 drop(waiting);
-                return fail(run, Error::Closed);
+                return fail_run(run, Error::Closed);
             }
             waiting.runs.push_back(Arc::clone(run));
             drop(waiting);
@@ -89,7 +89,7 @@ impl Local {
         let runs = std::mem::take(&mut waiting.runs);
         drop(waiting);
         for run in runs {
-            fail(&run, Error::Closed);
+            fail_run(&run, Error::Closed);
         }
     }
 
@@ -155,12 +155,6 @@ impl Local {
 struct Waiting {
     runs: VecDeque<Arc<Run>>,
     closed: bool,
-}
-
-fn fail(run: &Arc<Run>, error: Error) {
-    if run.fail(error) {
-        conclude_failed(run);
-    }
 }
 
 fn copy(local: &Local, core: &Core, run: &Run, index: usize) -> Result<(), Error> {

@@ -212,6 +212,21 @@ impl Attempt {
     }
 }
 
+/// Starts a thread that calls the plugin for a GPU.
+fn spawn(
+    name: &str,
+    gpu: Option<Arc<dyn Device>>,
+    body: impl FnOnce() + Send + 'static,
+) -> Result<(), String> {
+    let thread = std::thread::Builder::new().name(name.into());
+    let body = move || {
+        let _current = make_current(gpu.as_ref());
+        body();
+    };
+    let started = thread.spawn(body).map(drop);
+    started.map_err(|e| format!("cannot start a thread: {e}"))
+}
+
 /// What a thread has to say, if it has; a thread that has ended says so only if it has said everything before.
 fn received<T>(from: &mpsc::Receiver<T>, call: &str) -> Result<Option<T>, String> {
     match from.try_recv() {
@@ -232,8 +247,7 @@ fn connect(
 ) -> Result<mpsc::Receiver<Connected>, String> {
     let (outcome, connected) = mpsc::channel();
     let start = Instant::now();
-    let connect = move || {
-        let _current = make_current(gpu.as_ref());
+    spawn("tcpx-connect", gpu, move || {
         let mut attempts: Vec<_> = attempts.into_iter().enumerate().collect();
         // To the end of the set-up: whoever listens would take an earlier one for a failure.
         while !given_up.load(Ordering::Relaxed) {
@@ -247,11 +261,7 @@ fn connect(
             });
             pause(start);
         }
-    };
-    let thread = std::thread::Builder::new().name("tcpx-connect".into());
-    thread
-        .spawn(connect)
-        .map_err(|e| format!("cannot start a thread: {e}"))?;
+    })?;
     Ok(connected)
 }
 
@@ -263,8 +273,7 @@ fn accept(
 ) -> Result<mpsc::Receiver<Result<RecvComm, String>>, String> {
     let (outcome, accepted) = mpsc::channel();
     let start = Instant::now();
-    let accept = move || {
-        let _current = make_current(gpu.as_ref());
+    spawn("tcpx-accept", gpu, move || {
         while !given_up.load(Ordering::Relaxed) {
             if let Poll::Ready(comm) = listener.accept() {
                 // Nobody waits any more if the connection was given up meanwhile.
@@ -273,11 +282,7 @@ fn accept(
             }
             pause(start);
         }
-    };
-    let thread = std::thread::Builder::new().name("tcpx-accept".into());
-    thread
-        .spawn(accept)
-        .map_err(|e| format!("cannot start a thread: {e}"))?;
+    })?;
     Ok(accepted)
 }
 

@@ -219,7 +219,7 @@ impl Connection {
         run.lane.store(first, Ordering::Relaxed);
         lane.push_run(run);
         self.check(lane.pump(self, 1));
-        if lane.is_dirty() || lane.is_blocked() || lane.is_staging() {
+        if lane.is_unfinished() {
             lane.call_worker();
         }
         let others = self
@@ -234,7 +234,7 @@ impl Connection {
         self.core.control.stay_awake();
         if let Some(error) = self.end.get() {
             // Chunks in flight are failed by whoever takes the connection apart: the caller may hold a lane's locks.
-            self.fail_run(run, error.clone());
+            fail_run(run, error.clone());
         }
     }
 
@@ -246,7 +246,7 @@ impl Connection {
         self.core.control.stay_awake();
         self.check(lane.pump(self, 1));
         // What was waiting before it may have begun to move.
-        if lane.is_dirty() || lane.is_blocked() || lane.is_staging() {
+        if lane.is_unfinished() {
             lane.call_worker();
         }
     }
@@ -332,13 +332,6 @@ impl Connection {
     fn settle(self: &Arc<Self>, run: &Arc<Run>) {
         if run.settle(1) {
             self.conclude(run);
-        }
-    }
-
-    /// Fails a run of this connection.
-    fn fail_run(&self, run: &Arc<Run>, error: Error) {
-        if run.fail(error) {
-            conclude_failed(run);
         }
     }
 
@@ -548,11 +541,11 @@ impl Connection {
             drop(work);
             let InFlight { writes, reads } = std::mem::take(&mut *lane.in_flight.lock());
             for run in runs {
-                self.fail_run(&run, error.clone());
+                fail_run(&run, error.clone());
             }
             let flying = writes.into_iter().chain(reads);
             for flying in flying.chain(staged).chain(receiving) {
-                self.fail_run(&flying.run, error.clone());
+                fail_run(&flying.run, error.clone());
                 if flying.run.settle(1) {
                     conclude_failed(&flying.run);
                 }
@@ -597,6 +590,13 @@ impl Connection {
             }
         };
         self.kill(error);
+    }
+}
+
+/// Fails a run.
+pub(crate) fn fail_run(run: &Arc<Run>, error: Error) {
+    if run.fail(error) {
+        conclude_failed(run);
     }
 }
 

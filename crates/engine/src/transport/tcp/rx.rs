@@ -18,10 +18,10 @@ use tcpx_proto::frame::{
 
 pub(super) use self::payload::Coming;
 use self::payload::{Payload, Sink};
-use super::Connection;
 use super::grant::Grant;
 use super::lane::{Flying, Lane};
 use super::tx::encode_error;
+use super::{Connection, fail_run};
 use crate::error::Error;
 use crate::region::Refusal;
 use crate::run::Run;
@@ -142,7 +142,7 @@ impl Rx {
             self.flow.as_mut().and_then(Inflow::due)
         {
             if let Some(error) = error {
-                payload.fail(error, connection);
+                payload.fail(error);
             }
             self.conclude(payload, lane, connection)?;
             if self.spare.len() < connection.own_window {
@@ -337,7 +337,7 @@ impl Rx {
     fn land(&mut self, lane: &Lane, connection: &Arc<Connection>) -> Result<(), Ended> {
         while let Some((mut payload, error)) = self.inbound.due() {
             if let Some(error) = error {
-                payload.fail(error, connection);
+                payload.fail(error);
             }
             self.conclude(payload, lane, connection)?;
         }
@@ -589,12 +589,12 @@ impl Rx {
             }
             Kind::WriteError => {
                 let run = lane.find_write(header.transfer, header.seq)?;
-                connection.fail_run(&run, refused());
+                fail_run(&run, refused());
             }
             Kind::ReadError => {
                 let flying = lane.answered(&header)?;
                 lane.unload(&flying);
-                connection.fail_run(&flying.run, refused());
+                fail_run(&flying.run, refused());
                 connection.settle(&flying.run);
             }
             Kind::Goodbye => return Err(Ended::Goodbye(text())),

@@ -12,9 +12,9 @@ use tcpx_proto::frame::{FLAG_COMM, FLAG_NOTIFY, Header, Kind, MAX_EXTRA_BYTES, M
 
 pub(super) use self::staged::Source;
 use self::staged::Staged;
-use super::Connection;
 use super::grant::Grant;
 use super::lane::{Flying, Lane};
+use super::{Connection, fail_run};
 use crate::error::Error;
 use crate::plan::Op;
 use crate::region::Refusal;
@@ -125,7 +125,7 @@ impl Tx {
         if self.is_idle() {
             self.build(lane, connection);
             for (run, error, taken) in self.doomed.drain(..) {
-                connection.fail_run(&run, error);
+                fail_run(&run, error);
                 if let Some(index) = taken {
                     lane.unload(&Flying {
                         run: Arc::clone(&run),

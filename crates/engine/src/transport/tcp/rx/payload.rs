@@ -11,9 +11,9 @@ use crate::error::Error;
 use crate::region::Refusal;
 use crate::staging::Inbound;
 use crate::transport::plugin::{Place, Target};
-use crate::transport::tcp::Connection;
 use crate::transport::tcp::grant::Grant;
 use crate::transport::tcp::lane::Flying;
+use crate::transport::tcp::{Connection, fail_run};
 
 pub(super) struct Payload {
     pub(super) header: Header,
@@ -90,7 +90,7 @@ impl Payload {
         connection: &Arc<Connection>,
     ) {
         inbound.forget();
-        self.fail(error, connection);
+        self.fail(error);
         if let Sink::Run(flying) = &self.sink {
             // Earlier parts may still be landing; the run must not end before they have.
             inbound.wait();
@@ -100,14 +100,14 @@ impl Payload {
     }
 
     /// Its bytes have not reached their device.
-    pub(super) fn fail(&mut self, error: Error, connection: &Connection) {
+    pub(super) fn fail(&mut self, error: Error) {
         match &self.sink {
             Sink::Regions { .. } => {
                 tracing::warn!(%error, "a device failed, a peer's WRITE is refused");
                 self.sink = Sink::Nowhere(Some(Refusal::Device));
             }
             // The chunk is still to be settled.
-            Sink::Run(flying) => connection.fail_run(&flying.run, error),
+            Sink::Run(flying) => fail_run(&flying.run, error),
             _ => {}
         }
     }

@@ -437,6 +437,30 @@ mod tests {
         Plan::new(Op::Write, pieces, Limits { chunk_bytes, lanes })
     }
 
+    #[test]
+    fn a_device_does_not_copy_across_regions_that_touch() {
+        let other = Piece {
+            memory: 1,
+            ..piece(1100, 0x2000, 100, 1)
+        };
+        let list = vec![piece(1000, 0x5000, 100, 1), other];
+        let spans = |device: Option<Arc<dyn Device>>| {
+            let mut pieces = Pieces {
+                list: list.clone(),
+                memory: Vec::new(),
+                groups: groups(1),
+            };
+            pieces.groups[0].device = device;
+            let limits = Limits {
+                chunk_bytes: 1 << 20,
+                lanes: 1,
+            };
+            Plan::new(Op::Write, pieces, limits).spans.len()
+        };
+        assert_eq!(spans(None), 1);
+        assert_eq!(spans(Some(Arc::new(tcpx_cuda::StandIn::new(1)))), 2);
+    }
+
     /// Every byte of a plan as (local, region, remote), in order.
     fn bytes_of(plan: &Plan) -> Vec<(usize, RegionKey, u64)> {
         let mut out = Vec::new();

@@ -48,15 +48,16 @@ pub const TAG_BYTES: usize = 8;
 pub enum Kind {
     /// A WRITE chunk: table of targets, optional notification in `extra`, then the bytes.
     Write = 1,
-    /// `transfer` chunks of WRITEs have been dealt with on this lane since it opened.
+    /// The WRITE chunk (`transfer`, `seq`) has landed.
     Ack = 2,
-    /// The WRITE chunk (`transfer`, `seq`) failed; the status is in `flags`, a text in the payload.
+    /// The WRITE chunk (`transfer`, `seq`) was refused; the status is in `flags`, a text in the
+    /// payload.
     WriteError = 3,
     /// A READ request: table of sources; `payload` is how many bytes the answer has.
     Read = 4,
-    /// The bytes of a READ chunk, in request order.
+    /// The bytes of the READ chunk (`transfer`, `seq`).
     Data = 5,
-    /// The READ chunk (`transfer`, `seq`) failed, in request order.
+    /// The READ chunk (`transfer`, `seq`) was refused, as WriteError.
     ReadError = 6,
     /// A notification: the payload is the message.
     Notify = 7,
@@ -166,6 +167,17 @@ impl Header {
         out.extend_from_slice(&self.seq.to_le_bytes());
         out.extend_from_slice(&self.extra.to_le_bytes());
         out.extend_from_slice(&self.payload.to_le_bytes());
+    }
+
+    /// Appends this header with a text as its payload, cut to what the protocol takes.
+    pub fn encode_with_text(&self, out: &mut Vec<u8>, text: &str) {
+        let text = &text.as_bytes()[..text.len().min(MAX_TEXT_BYTES as usize)];
+        Self {
+            payload: text.len() as u64,
+            ..*self
+        }
+        .encode(out);
+        out.extend_from_slice(text);
     }
 
     /// Reads a header and checks every size in it against the limits of its kind.

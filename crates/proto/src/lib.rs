@@ -10,6 +10,7 @@
 //! | [`descriptor`] | what it gives away with a region of memory: [`descriptor::RegionDescriptor`] |
 //! | [`handshake`] | how a TCP stream becomes an authenticated lane |
 //! | [`frame`] | what travels on a lane afterwards |
+//! | [`lane`] | what the frames of a lane mean, and which one is sent next |
 //! | [`codec`] | the bounded reader and the writer beneath all of them |
 
 #![no_std]
@@ -22,6 +23,7 @@ pub mod descriptor;
 pub mod frame;
 pub mod handshake;
 pub mod info;
+pub mod lane;
 
 mod name;
 mod secret;

@@ -1,0 +1,591 @@
+//! The protocol of one lane: which chunks are in flight, what may be sent next, what a frame means.
+//!
+//! Pure: no I/O, no clock, no threads. A lane never sees payload; it knows a chunk by its
+//! [`ChunkId`] and its length. The caller owns sockets, memory and time, and drives two values:
+//!
+//! - [`Lane`] is what both directions of the stream share. `offer`, `push_control` and the
+//!   `handle_…` methods go in; [`Lane::encode_urgent`] and [`Lane::poll_transmit`] come out.
+//! - [`Landing`] puts what was received into the order of its frames, whichever way and however
+//!   fast each payload came.
+//!
+//! ```text
+//!            offer(run)                                    handle_frame(header)
+//!                │                                                  │
+//!   initiator    ▼          Write, Read                 target      ▼
+//!   ┌─────────────────────┐ ─────────────► ┌───────────────────────────────────────┐
+//!   │ writes: ≤ window    │                │ Write: land, then handle_landed       │
+//!   │ reads:  ≤ window    │ ◄───────────── │ Read:  handle_request, poll_transmit  │
+//!   └─────────────────────┘  Ack, Data,    └───────────────────────────────────────┘
+//!                            errors
+//! ```
+//!
+//! Every WRITE chunk is settled by exactly one Ack or WriteError, every READ chunk by exactly one
+//! Data or ReadError. Each names its chunk, so that the answers may come in any order. What a peer
+//! makes a lane keep is bounded: at most `own_window` unanswered requests and as many chunks that
+//! it was not told the end of. More is a [`Violation`].
+
+mod landing;
+mod silence;
+
+use alloc::collections::VecDeque;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+pub use self::landing::{Landing, Ticket};
+pub use self::silence::{Silence, Stall};
+use crate::frame::{Header, Kind, Status};
+
+/// Names a chunk, on whatever lane it travels: unique within the session that posted the transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ChunkId {
+    /// Number of the transfer.
+    pub transfer: u64,
+    /// Position of the chunk in its transfer.
+    pub seq: u32,
+}
+
+impl core::fmt::Display for ChunkId {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "chunk {} of transfer {}", self.seq, self.transfer)
+    }
+}
+
+/// The direction of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// From the peer's memory into ours.
+    Read,
+    /// From our memory into the peer's.
+    Write,
+}
+
+/// The caller's handle to a chunk of its own. Clones name the same chunk.
+pub trait Chunk: Clone {
+    /// Names the chunk.
+    fn id(&self) -> ChunkId;
+    /// Bytes of its payload.
+    fn bytes(&self) -> u64;
+}
+
+/// What chunks are taken from: one posting of a transfer. Several lanes may take from the same one.
+pub trait Offer {
+    /// What is taken.
+    type Chunk: Chunk;
+
+    /// Number of the transfer that all of its chunks belong to.
+    fn transfer(&self) -> u64;
+
+    /// The direction of all of its chunks.
+    fn op(&self) -> Op;
+
+    /// How many chunks it has in all.
+    fn chunks(&self) -> usize;
+
+    /// The next chunk that nobody has taken.
+    fn take(&self) -> Take<Self::Chunk>;
+
+    /// Whether there may be a chunk left to take.
+    fn has_more(&self) -> bool;
+}
+
+/// What came of taking a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Take<C> {
+    /// The chunk, which the taker now answers for.
+    Chunk(C),
+    /// Others have taken everything.
+    Nothing,
+    /// No chunk may be moved any more, such as after its memory was revoked.
+    Dead,
+}
+
+/// Whether there is room to send another payload now. Asked right before something is chosen.
+pub trait Room<O, A> {
+    /// Whether a WRITE chunk of this offer can be sent, or prepared to be sent.
+    fn for_write(&mut self, offer: &O) -> bool;
+    /// Whether this answer can.
+    fn for_answer(&mut self, answer: &A) -> bool;
+}
+
+/// What to send next.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Transmit<O: Offer, A> {
+    /// A READ request, which has no payload.
+    Request(O::Chunk),
+    /// A WRITE chunk with its payload.
+    Write(O::Chunk),
+    /// The answer to a READ request of the peer.
+    Answer(A),
+    /// Nothing of this offer: it is dead, and no longer queued.
+    Dead(O),
+}
+
+/// What a frame of the peer means.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Meaning<C> {
+    /// A WRITE chunk: grant its table, let its payload land, then call
+    /// [`Lane::handle_landed`].
+    Write(ChunkId),
+    /// A READ request: grant its table, then call [`Lane::handle_request`].
+    Request(ChunkId),
+    /// The bytes of a READ chunk of ours, which is settled once they have landed.
+    Data(C),
+    /// A WRITE chunk of ours has landed: it is settled.
+    Acknowledged(C),
+    /// The peer refused a chunk of ours, which is settled; the payload is a text for people.
+    Refused(C, Status),
+    /// A message for the session: Notify, Send, SendDone or Goodbye.
+    Message,
+    /// Answer with Pong, at once if the number is 0, else behind everything before it.
+    Ping(u64),
+    /// The answer to a ping of ours.
+    Pong(u64),
+}
+
+/// The peer broke the protocol of a lane; the connection must end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Violation {
+    /// It settled a chunk that is not in flight.
+    #[error("it settled {id} with {kind:?}, which is not in flight on this lane")]
+    NotInFlight {
+        /// The chunk that it named.
+        id: ChunkId,
+        /// What it sent.
+        kind: Kind,
+    },
+    /// Its answer to a READ has another length than was asked for.
+    #[error("it answered {id} with {found} bytes where {expected} were asked for")]
+    WrongLength {
+        /// The chunk.
+        id: ChunkId,
+        /// Bytes asked for.
+        expected: u64,
+        /// Bytes announced.
+        found: u64,
+    },
+    /// It has more READ requests in flight than it was allowed.
+    #[error("it has more than {window} READ requests in flight on one lane")]
+    TooManyRequests {
+        /// What it was allowed.
+        window: usize,
+    },
+    /// It has more WRITE chunks in flight than it was allowed.
+    #[error("it has more than {window} WRITE chunks in flight on one lane")]
+    TooManyWrites {
+        /// What it was allowed.
+        window: usize,
+    },
+    /// It set comms up on a lane that is in use.
+    #[error("it set comms up on a lane that is in use")]
+    LateComm,
+}
+
+/// Chunks of ours in flight in one direction, oldest first.
+#[derive(Debug)]
+struct Outstanding<C> {
+    // len ≤ window
+    chunks: VecDeque<C>,
+    window: usize,
+}
+
+impl<C: Chunk> Outstanding<C> {
+    fn new(window: usize) -> Self {
+        Self {
+            chunks: VecDeque::new(),
+            window,
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.chunks.len() >= self.window
+    }
+
+    /// Takes a chunk out. Answers mostly come in order, so that the first is the likeliest.
+    fn take(&mut self, id: ChunkId) -> Option<C> {
+        let at = self.chunks.iter().position(|chunk| chunk.id() == id)?;
+        self.chunks.remove(at)
+    }
+
+    fn of_transfer(&self, transfer: u64) -> usize {
+        let same = |chunk: &&C| chunk.id().transfer == transfer;
+        self.chunks.iter().filter(same).count()
+    }
+}
+
+/// How a WRITE chunk of the peer ended, to be told.
+#[derive(Debug)]
+struct Reply {
+    id: ChunkId,
+    refusal: Option<(Status, String)>,
+}
+
+/// One lane: chunks in flight and everything that waits to be sent on it.
+///
+/// `O` is what chunks are taken from, `A` what the caller keeps of a READ request until it is
+/// answered. Nothing here is shared: the caller serialises access.
+#[derive(Debug)]
+pub struct Lane<O: Offer, A> {
+    writes: Outstanding<O::Chunk>,
+    reads: Outstanding<O::Chunk>,
+    /// Bytes of both.
+    load: u64,
+    lanes: usize,
+    own_window: usize,
+    /// Encoded frames without a chunk.
+    control: Vec<u8>,
+    /// At most `own_window`, since `unsettled` is.
+    replies: VecDeque<Reply>,
+    /// The peer's WRITE chunks that it was not told the end of. ≤ own_window
+    unsettled: usize,
+    /// At most `own_window`.
+    answers: VecDeque<A>,
+    write_offers: VecDeque<O>,
+    read_offers: VecDeque<O>,
+    /// Whether the last payload was an answer: the next is a chunk of our own, if there is one.
+    answered: bool,
+    closed: bool,
+}
+
+/// What was under way when a lane was closed.
+#[derive(Debug)]
+pub struct Remains<O: Offer> {
+    /// Offers that were queued.
+    pub offers: Vec<O>,
+    /// Chunks that were in flight.
+    pub chunks: Vec<O::Chunk>,
+}
+
+/// Offers that are looked at in one call. They take turns, so that the others are next.
+const MAX_LOOKS: usize = 64;
+
+/// Room that an idle control buffer keeps: a long notification must not leave its size behind.
+const CONTROL_BYTES: usize = 64 << 10;
+
+impl<O: Offer, A> Lane<O, A> {
+    /// Makes one of `lanes` lanes of a connection. We keep at most `window` chunks in flight each
+    /// way, the peer at most `own_window`.
+    #[must_use]
+    pub fn new(window: usize, own_window: usize, lanes: usize) -> Self {
+        Self {
+            writes: Outstanding::new(window),
+            reads: Outstanding::new(window),
+            load: 0,
+            lanes: lanes.max(1),
+            own_window,
+            control: Vec::new(),
+            replies: VecDeque::new(),
+            unsettled: 0,
+            answers: VecDeque::new(),
+            write_offers: VecDeque::new(),
+            read_offers: VecDeque::new(),
+            answered: false,
+            closed: false,
+        }
+    }
+
+    /// Queues an offer; gives it back when the lane is closed.
+    ///
+    /// # Errors
+    /// The lane is closed.
+    pub fn offer(&mut self, offer: O) -> Result<(), O> {
+        if self.closed {
+            return Err(offer);
+        }
+        self.offers(offer.op()).push_back(offer);
+        Ok(())
+    }
+
+    /// Queues a frame that names no chunk; does nothing once the lane is closed.
+    pub fn push_control(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
+        if !self.closed {
+            encode(&mut self.control);
+        }
+    }
+
+    /// Queues a ping behind the replies for everything that has landed so far.
+    pub fn push_mark(&mut self, token: u64) {
+        if self.closed {
+            return;
+        }
+        let mut control = core::mem::take(&mut self.control);
+        self.encode_replies(&mut control);
+        Header::new(Kind::Ping, token).encode(&mut control);
+        self.control = control;
+    }
+
+    /// Says what a frame of the peer means, and settles the chunk that it settles.
+    ///
+    /// # Errors
+    /// The peer broke the protocol.
+    pub fn handle_frame(&mut self, header: &Header) -> Result<Meaning<O::Chunk>, Violation> {
+        let id = ChunkId {
+            transfer: header.transfer,
+            seq: header.seq,
+        };
+        let status = Status::from_u8(header.flags);
+        match header.kind {
+            Kind::Write => {
+                if self.unsettled >= self.own_window {
+                    return Err(Violation::TooManyWrites {
+                        window: self.own_window,
+                    });
+                }
+                self.unsettled += 1;
+                Ok(Meaning::Write(id))
+            }
+            Kind::Read if self.answers.len() >= self.own_window => {
+                Err(Violation::TooManyRequests {
+                    window: self.own_window,
+                })
+            }
+            Kind::Read => Ok(Meaning::Request(id)),
+            Kind::Data => self.answered(id, header.payload).map(Meaning::Data),
+            Kind::Ack => self.settle(id, header.kind).map(Meaning::Acknowledged),
+            Kind::WriteError | Kind::ReadError => self
+                .settle(id, header.kind)
+                .map(|chunk| Meaning::Refused(chunk, status)),
+            Kind::Ping => Ok(Meaning::Ping(header.transfer)),
+            Kind::Pong => Ok(Meaning::Pong(header.transfer)),
+            Kind::Notify | Kind::Send | Kind::SendDone | Kind::Goodbye => Ok(Meaning::Message),
+            Kind::Comm => Err(Violation::LateComm),
+        }
+    }
+
+    /// Settles a chunk of ours that the peer named.
+    fn settle(&mut self, id: ChunkId, kind: Kind) -> Result<O::Chunk, Violation> {
+        let outstanding = match kind {
+            Kind::Ack | Kind::WriteError => &mut self.writes,
+            _ => &mut self.reads,
+        };
+        let chunk = outstanding
+            .take(id)
+            .ok_or(Violation::NotInFlight { id, kind })?;
+        self.load -= chunk.bytes();
+        Ok(chunk)
+    }
+
+    fn answered(&mut self, id: ChunkId, found: u64) -> Result<O::Chunk, Violation> {
+        let asked = self.reads.chunks.iter().find(|chunk| chunk.id() == id);
+        // Looked at before it is taken: the end of the connection settles what is in flight.
+        match asked
+            .map(Chunk::bytes)
+            .filter(|expected| *expected != found)
+        {
+            Some(expected) => Err(Violation::WrongLength {
+                id,
+                expected,
+                found,
+            }),
+            None => self.settle(id, Kind::Data),
+        }
+    }
+
+    /// Queues what the peer's READ request, which [`Lane::handle_frame`] has let pass, is answered
+    /// with.
+    pub fn handle_request(&mut self, answer: A) {
+        if !self.closed {
+            self.answers.push_back(answer);
+        }
+    }
+
+    /// Tells the peer that its WRITE chunk was dealt with: it has landed, or was refused.
+    pub fn handle_landed(&mut self, id: ChunkId, refusal: Option<(Status, String)>) {
+        if !self.closed {
+            self.replies.push_back(Reply { id, refusal });
+        }
+    }
+
+    /// Appends what must not wait behind payload: control frames, then how the peer's chunks ended.
+    pub fn encode_urgent(&mut self, out: &mut Vec<u8>) {
+        if !self.control.is_empty() {
+            out.append(&mut self.control);
+            self.control.shrink_to(CONTROL_BYTES);
+        }
+        self.encode_replies(out);
+    }
+
+    fn encode_replies(&mut self, out: &mut Vec<u8>) {
+        for Reply { id, refusal } in self.replies.drain(..) {
+            self.unsettled -= 1;
+            let header = |kind| Header {
+                seq: id.seq,
+                ..Header::new(kind, id.transfer)
+            };
+            match refusal {
+                None => header(Kind::Ack).encode(out),
+                Some((status, text)) => Header {
+                    flags: status as u8,
+                    ..header(Kind::WriteError)
+                }
+                .encode_with_text(out, &text),
+            }
+        }
+    }
+
+    /// Chooses what is sent next and takes it off its queue: READ requests first, since they cost
+    /// nothing and keep the peer busy; then answers and WRITE chunks in turn. What is returned is in
+    /// flight: the caller must send it, or settle it by [`Lane::withdraw`].
+    pub fn poll_transmit(&mut self, room: &mut impl Room<O, A>) -> Option<Transmit<O, A>> {
+        if self.closed {
+            return None;
+        }
+        if let Some(request) = self.poll_request() {
+            return Some(request);
+        }
+        if self.answered {
+            self.poll_write(room).or_else(|| self.poll_answer(room))
+        } else {
+            self.poll_answer(room).or_else(|| self.poll_write(room))
+        }
+    }
+
+    fn poll_request(&mut self) -> Option<Transmit<O, A>> {
+        // Each offer gets one look: a share that is used up frees itself when an answer comes.
+        for _ in 0..self.read_offers.len().min(MAX_LOOKS) {
+            if self.reads.is_full() {
+                return None;
+            }
+            let offer = self.read_offers.pop_front()?;
+            if self.has_its_share(&offer) {
+                self.read_offers.push_back(offer);
+                continue;
+            }
+            if let Some(transmit) = self.take_from(offer) {
+                return Some(transmit);
+            }
+        }
+        None
+    }
+
+    /// Whether this lane has asked for its share of an offer. Requests cost nothing to send:
+    /// without a share the first lane would ask for everything.
+    fn has_its_share(&self, offer: &O) -> bool {
+        let chunks = offer.chunks();
+        let share = chunks.div_ceil(self.lanes);
+        // Most offers have one chunk, and need not be looked for.
+        chunks > 1
+            && self.reads.chunks.len() >= share
+            && self.reads.of_transfer(offer.transfer()) >= share
+    }
+
+    fn poll_write(&mut self, room: &mut impl Room<O, A>) -> Option<Transmit<O, A>> {
+        for _ in 0..self.write_offers.len().min(MAX_LOOKS) {
+            if self.writes.is_full() {
+                return None;
+            }
+            let offer = self.write_offers.pop_front()?;
+            if !room.for_write(&offer) {
+                self.write_offers.push_back(offer);
+                continue;
+            }
+            if let Some(transmit) = self.take_from(offer) {
+                return Some(transmit);
+            }
+        }
+        None
+    }
+
+    fn poll_answer(&mut self, room: &mut impl Room<O, A>) -> Option<Transmit<O, A>> {
+        let at = self
+            .answers
+            .iter()
+            .position(|answer| room.for_answer(answer))?;
+        let answer = self.answers.remove(at)?;
+        self.answered = true;
+        Some(Transmit::Answer(answer))
+    }
+
+    /// Takes a chunk of an offer, and queues the offer again if it has more; none if others were
+    /// faster.
+    fn take_from(&mut self, offer: O) -> Option<Transmit<O, A>> {
+        let chunk = match offer.take() {
+            Take::Chunk(chunk) => chunk,
+            Take::Nothing => return None,
+            Take::Dead => return Some(Transmit::Dead(offer)),
+        };
+        let op = offer.op();
+        self.load += chunk.bytes();
+        self.outstanding(op).chunks.push_back(chunk.clone());
+        if offer.has_more() {
+            self.offers(op).push_back(offer);
+        }
+        Some(match op {
+            Op::Read => Transmit::Request(chunk),
+            Op::Write => {
+                self.answered = false;
+                Transmit::Write(chunk)
+            }
+        })
+    }
+
+    /// Settles a WRITE chunk that was taken and will not be sent.
+    pub fn withdraw(&mut self, id: ChunkId) -> Option<O::Chunk> {
+        let chunk = self.writes.take(id)?;
+        self.load -= chunk.bytes();
+        Some(chunk)
+    }
+
+    /// Bytes of our chunks in flight.
+    #[must_use]
+    pub fn load(&self) -> u64 {
+        self.load
+    }
+
+    /// How many of the peer's chunks wait for their replies to be sent.
+    #[must_use]
+    pub fn replies(&self) -> usize {
+        self.replies.len()
+    }
+
+    /// Whether something waits to be sent.
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        !self.control.is_empty()
+            || !self.replies.is_empty()
+            || !self.answers.is_empty()
+            || !self.write_offers.is_empty()
+            || !self.read_offers.is_empty()
+    }
+
+    /// Whether the peer is waited for, or waits for us: its silence matters.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        !self.writes.chunks.is_empty()
+            || !self.reads.chunks.is_empty()
+            || !self.answers.is_empty()
+            || !self.control.is_empty()
+    }
+
+    /// Ends the lane: nothing is queued or chosen from now on. Returns what was under way.
+    pub fn close(&mut self) -> Remains<O> {
+        self.closed = true;
+        self.control = Vec::new();
+        self.replies.clear();
+        self.answers.clear();
+        self.load = 0;
+        let offers = self
+            .read_offers
+            .drain(..)
+            .chain(self.write_offers.drain(..));
+        let reads = self.reads.chunks.drain(..);
+        Remains {
+            offers: offers.collect(),
+            chunks: reads.chain(self.writes.chunks.drain(..)).collect(),
+        }
+    }
+
+    fn outstanding(&mut self, op: Op) -> &mut Outstanding<O::Chunk> {
+        match op {
+            Op::Read => &mut self.reads,
+            Op::Write => &mut self.writes,
+        }
+    }
+
+    fn offers(&mut self, op: Op) -> &mut VecDeque<O> {
+        match op {
+            Op::Read => &mut self.read_offers,
+            Op::Write => &mut self.write_offers,
+        }
+    }
+}

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroU32;
 
 use tcpx_proto::handshake::{
-    Client, ClientConfig, Established, Features, HandshakeError, Identity, LaneHello,
+    Client, ClientConfig, Established, HandshakeError, Identity, LaneHello, Offer,
 };
 use tcpx_proto::info::{ConnectionInfo, Name, Secret, SessionId};
 
@@ -85,7 +85,7 @@ impl Stranger {
             },
             target,
             lane: LaneHello::new(self.connection, 0, self.lanes, window).expect("lane 0"),
-            features: Features::NONE,
+            offer: Offer::NONE,
             nonce: [0x66; 32],
         })
     }

@@ -580,8 +580,8 @@ fn sides_that_do_not_fit_say_so() {
     });
 }
 
-/// Dials a side with another transport. `lacks` is what the dialler reports of the peer and of itself,
-/// `logged` what the peer says about it, to the file `log`.
+/// Dials a side with another transport. `lacks` is what the dialler reports of the peer and of
+/// itself, `logged` what the peer says about it, to the file `log`.
 fn transports_differ(ours: &Setup, theirs: &Setup, lacks: [Features; 2], logged: &str, log: &str) {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(log);
     let file = std::fs::File::create(&path).expect("a place for files of tests");

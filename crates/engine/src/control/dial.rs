@@ -472,7 +472,7 @@ fn shake(
     while let (Ok(()), Some(bytes)) = (&sent, client.poll_transmit()) {
         sent = send_all(&stream, &bytes);
     }
-    // What the handshake found says more than that the peer takes no answer.
+    // Prefers the handshake's error: a failed send says only that the peer has closed.
     inbound.consume(result?);
     sent?;
     match client.established().cloned() {

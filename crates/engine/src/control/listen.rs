@@ -43,7 +43,7 @@ struct Arriving {
 pub(super) struct Incoming {
     unproven: Tokens<Unproven>,
     arriving: HashMap<(SessionId, u64), Arriving>,
-    /// The last connection that did not fit. Each of its lanes is turned away, and one is reported.
+    /// The last connection that did not fit: each of its lanes is turned away, one is reported.
     unfit: Option<(SessionId, u64)>,
 }
 
@@ -263,7 +263,8 @@ impl Unproven {
             sent = send_all(&self.stream, &bytes);
         }
         if let Some(unfit) = unfit {
-            // It knows as much from the ServerHello, and may not wait for the Reject.
+            // Whether the Reject was sent does not matter: the client has the ServerHello, and may have
+            // closed.
             return Ok(unfit);
         }
         sent?;

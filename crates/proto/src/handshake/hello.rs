@@ -84,8 +84,8 @@ impl ClientHello {
     }
 }
 
-/// Who the server is, which version it has chosen, what it offers. The tag at the end belongs to whoever knows the
-/// secret; see [`message::Message::split_tag`].
+/// Who the server is, which version it has chosen, what it offers. The tag at the end belongs to
+/// whoever knows the secret; see [`message::Message::split_tag`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ServerHello {
     pub(super) version: u16,

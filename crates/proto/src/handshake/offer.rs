@@ -28,7 +28,7 @@ impl Features {
     /// Reserved for connections that replace a lost lane and go on. Never offered yet.
     pub const RESUME: Self = Self(1 << 3);
 
-    /// Named, but without an implementation.
+    /// Features that have a name and no implementation.
     const RESERVED: Self = Self(Self::ENCRYPTION.0 | Self::SAME_HOST.0 | Self::RESUME.0);
 
     const NAMES: [(Self, &'static str); 4] = [

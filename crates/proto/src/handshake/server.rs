@@ -118,8 +118,8 @@ impl Server {
     }
 
     /// The client that has proven itself and waits for [`accept`](Self::accept) or
-    /// [`reject`](Self::reject); `None` in every other state. It has no features if a requirement is
-    /// not met.
+    /// [`reject`](Self::reject); `None` in every other state. Its features are empty
+    /// if a requirement is not met.
     #[must_use]
     pub fn proven(&self) -> Option<&Established> {
         match &self.state {

@@ -1,5 +1,5 @@
-//! Honest handshakes between sides that fit. Those that do not are in `negotiation`, dishonest ones in
-//! `adversary` and `tamper`, the transitions in `table`.
+//! Honest handshakes between sides that fit. Those that do not are in `negotiation`, dishonest ones
+//! in `adversary` and `tamper`, the transitions in `table`.
 
 mod adversary;
 mod negotiation;

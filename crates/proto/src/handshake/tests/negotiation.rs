@@ -12,7 +12,6 @@ fn missing(client_lacks: u32, server_lacks: u32) -> Missing {
 
 /// Runs a handshake between honest sides and returns what came of it at the client and at the
 /// server, together with the server's last message.
-#[expect(clippy::type_complexity, reason = "two results and a message")]
 fn shake(
     at_client: Offer,
     at_server: Offer,

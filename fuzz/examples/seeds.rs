@@ -152,6 +152,14 @@ fn handshakes() -> Seeds {
         unreachable!("four messages")
     };
     let reject = b"TCPX\x05\0\x02\0\x04\0";
+    let unfit = b"TCPX\x05\0\x0a\0\x07\0\x02\0\0\0\x20\0\0\0";
+    // The same hellos, of sides that require everything they offer.
+    let demanding = |hello: &[u8], offer: usize| {
+        let mut hello = hello.to_vec();
+        hello.copy_within(offer..offer + 4, offer + 4);
+        hello
+    };
+    let (demanding_server, demanding_client) = (demanding(answer, 10), demanding(hello, 60));
 
     let noise = |sizes: &[u8], stream: &[&[u8]]| {
         [&[NOISE, sizes.len() as u8], sizes, &stream.concat()].concat()
@@ -161,6 +169,7 @@ fn handshakes() -> Seeds {
         ("noise-client-bytewise", noise(&[1; 120], &[hello, proof])),
         ("noise-server", noise(&[8, 40], &[answer, ready])),
         ("noise-reject", noise(&[9], &[reject])),
+        ("noise-reject-requirement", noise(&[9], &[unfit])),
         ("edits-none", vec![EDITS]),
         ("edits-xor", vec![EDITS, 0, 60, 0, 0, 1]),
         ("edits-insert", vec![EDITS, 1, 50, 0, 1, 1]),
@@ -170,6 +179,18 @@ fn handshakes() -> Seeds {
             "faulty-server",
             [&[FAULTY_SERVER], &answer[8..answer.len() - 32]].concat(),
         ),
+        (
+            "faulty-server-unfit",
+            [
+                &[FAULTY_SERVER],
+                &demanding_server[8..demanding_server.len() - 32],
+            ]
+            .concat(),
+        ),
         ("faulty-client", [&[FAULTY_CLIENT], &hello[8..]].concat()),
+        (
+            "faulty-client-unfit",
+            [&[FAULTY_CLIENT], &demanding_client[8..]].concat(),
+        ),
     ]
 }

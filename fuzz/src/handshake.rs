@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use tcpx_proto::codec::Reader;
 use tcpx_proto::handshake::{
     Client, ClientConfig, Established, Features, HandshakeError, Identity, LaneHello,
-    MAX_HANDSHAKE_BYTES, Server, ServerConfig,
+    MAX_HANDSHAKE_BYTES, Missing, Offer, Server, ServerConfig,
 };
 use tcpx_proto::info::{ConnectionInfo, Name, Secret, SessionId};
 
@@ -23,8 +23,9 @@ pub const FAULTY_CLIENT: u8 = 3;
 const SERVER_SECRET: [u8; 32] = [0x51; 32];
 const SERVER_NONCE: u8 = 0x53;
 const CLIENT_NONCE: u8 = 0xc3;
-const CLIENT_FEATURES: u32 = 0b0110;
-const SERVER_FEATURES: u32 = 0b1010;
+/// Offers and requirements of the honest sides.
+const CLIENT_OFFER: [u32; 2] = [0b0011_0010, 0b0000_0010];
+const SERVER_OFFER: [u32; 2] = [0b0101_0010, 0b0001_0000];
 
 /// Takes any bytes and panics when the state machines break a promise.
 pub fn check(data: &[u8]) {
@@ -53,6 +54,11 @@ fn server_identity() -> Identity {
     identity("decode-0", 0x52, SERVER_SECRET)
 }
 
+fn offer([offers, requires]: [u32; 2]) -> Offer {
+    let [offers, requires] = [offers, requires].map(Features::from_bits);
+    Offer::new(offers, requires).expect("required is what is offered")
+}
+
 /// The honest client of every check.
 fn client(nonce: u8) -> Client {
     let Identity { name, id, secret } = server_identity();
@@ -62,7 +68,7 @@ fn client(nonce: u8) -> Client {
         identity: identity("prefill-0", 0xc2, [0xc1; 32]),
         target: &target,
         lane: LaneHello::new(7, 1, 4, NonZeroU32::MIN).expect("a lane"),
-        features: Features::from_bits(CLIENT_FEATURES),
+        offer: offer(CLIENT_OFFER),
         nonce: [nonce; 32],
     })
 }
@@ -72,7 +78,7 @@ fn server(nonce: u8) -> Server {
     Server::new(ServerConfig {
         identity: server_identity(),
         window: NonZeroU32::MIN,
-        features: Features::from_bits(SERVER_FEATURES),
+        offer: offer(SERVER_OFFER),
         nonce: [nonce; 32],
     })
 }
@@ -218,13 +224,17 @@ fn faulty_server(fields: &[u8]) {
     let mut answer = message(2, fields.len() + 32);
     answer.extend_from_slice(fields);
     answer.extend(tag(b"tcpx server", &[&hello, &answer]));
-    if client.handle(&answer) == Ok(answer.len()) {
+    let result = client.handle(&answer);
+    if result == Ok(answer.len()) {
         assert_eq!(client.handle(&message(4, 0)), Ok(8));
         let established = client.established().expect("an established lane");
         assert_eq!(established.owner, None);
-        check_established(established, CLIENT_FEATURES);
+        check_established(established, CLIENT_OFFER, offer_at(fields, 2));
     } else {
         assert!(client.established().is_none());
+    }
+    if let Err(HandshakeError::PeerIncompatible { missing }) = result {
+        check_missing(missing, CLIENT_OFFER, offer_at(fields, 2));
     }
 }
 
@@ -250,15 +260,40 @@ fn faulty_client(fields: &[u8]) {
         !owner.verify(&Secret::new(SERVER_SECRET)),
         "that tag was made up"
     );
-    check_established(proven, SERVER_FEATURES);
+    let theirs = offer_at(fields, 52);
+    match server.accept() {
+        Ok(()) => {
+            let established = server.established().expect("an established lane");
+            check_established(established, SERVER_OFFER, theirs);
+        }
+        Err(HandshakeError::PeerIncompatible { missing }) => {
+            check_missing(missing, theirs, SERVER_OFFER);
+            assert!(server.established().is_none());
+        }
+        Err(error) => panic!("a proven client: {error}"),
+    }
 }
 
-fn check_established(lane: &Established, offered: u32) {
+/// What the liar said that it offers and requires.
+fn offer_at(fields: &[u8], at: usize) -> [u32; 2] {
+    let mut reader = Reader::new(&fields[at..]);
+    [(); 2].map(|()| reader.u32().expect("a whole hello"))
+}
+
+fn check_missing(missing: Missing, client: [u32; 2], server: [u32; 2]) {
+    let lacks = [missing.client_lacks(), missing.server_lacks()].map(Features::bits);
+    assert_eq!(lacks, [server[1] & !client[0], client[1] & !server[0]]);
+    assert_ne!(lacks, [0, 0], "nothing is missing");
+}
+
+fn check_established(lane: &Established, ours: [u32; 2], theirs: [u32; 2]) {
     assert_eq!(lane.version, 1);
+    let chosen = lane.features.bits();
+    assert_eq!(chosen, ours[0] & theirs[0]);
     assert_eq!(
-        lane.features.bits() & !offered,
+        (ours[1] | theirs[1]) & !chosen,
         0,
-        "a feature that was not offered"
+        "a requirement is not met"
     );
     assert!(lane.lane < lane.lanes);
     assert!((1..=255).contains(&lane.peer_name.as_str().len()));

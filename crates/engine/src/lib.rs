@@ -70,4 +70,5 @@ pub use tcpx_ncclnet as ncclnet;
 pub use tcpx_net::interfaces;
 pub use tcpx_net::interfaces::InterfaceSelector;
 pub use tcpx_proto::frame::Status;
+pub use tcpx_proto::handshake::Features;
 pub use transfer::Transfer;

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   client                                                             server
-//!     │  ClientHello   who I am, whom I want, which lane, nonce          │
+//!     │  ClientHello   who I am, whom I want, which lane, offer, nonce   │
 //!     ├─────────────────────────────────────────────────────────────────►│
-//!     │  ServerHello   version and features chosen, nonce, server's tag  │
+//!     │  ServerHello   version chosen, offer, nonce, server's tag        │
 //!     │◄─────────────────────────────────────────────────────────────────┤
 //!     │  ClientProof   owner tag, client's tag                           │
 //!     ├─────────────────────────────────────────────────────────────────►│
@@ -22,6 +22,11 @@
 //! a stranger. The owner tag is made with the *client's* secret: a server that also holds the
 //! client's connection info can check with [`Established::is_owned_by`] that the client did not
 //! merely claim another session's identity.
+//!
+//! **What it negotiates.** Each side says in its hello what it [offers and requires](Offer) of the
+//! optional parts; a lane uses what both offer. Where a requirement is not met the client learns it
+//! from the ServerHello, which the server's tag covers, and fails; the server learns it once the
+//! client has proven itself. Strangers cause no such failure on either side.
 //!
 //! **What it does not do.** The lane is not encrypted, and whoever sits on the path can take it over
 //! after the handshake. [`Features::ENCRYPTION`] is reserved for a layer that changes this.
@@ -48,13 +53,13 @@
 //!     identity: identity("prefill-0", 0),
 //!     target: &target, // carried over by the application
 //!     lane: LaneHello::new(7, 0, 1, window)?,
-//!     features: Features::NONE,
+//!     offer: Offer::NONE,
 //!     nonce: [3; 32], // random in real life
 //! });
 //! let mut server = Server::new(ServerConfig {
 //!     identity: identity("decode-0", 1),
 //!     window,
-//!     features: Features::NONE,
+//!     offer: Offer::NONE,
 //!     nonce: [4; 32],
 //! });
 //!
@@ -78,6 +83,7 @@ mod client;
 mod config;
 mod hello;
 mod message;
+mod offer;
 mod proof;
 mod server;
 #[cfg(test)]
@@ -86,8 +92,9 @@ mod tests;
 use core::num::NonZeroU32;
 
 pub use self::client::{Client, ClientConfig};
-pub use self::config::{Features, Identity, LaneError, LaneHello, NONCE_LEN, Nonce};
+pub use self::config::{Identity, LaneError, LaneHello, NONCE_LEN, Nonce};
 pub use self::message::{MessageError, MessageKind, RejectCode};
+pub use self::offer::{Features, Missing, Offer, OfferError};
 pub use self::proof::OwnerProof;
 pub use self::server::{Server, ServerConfig};
 use crate::info::{ConnectionInfo, Name, SessionId};
@@ -187,6 +194,14 @@ pub enum HandshakeError {
     #[error("the peer does not know the secret of the connection info")]
     PeerProofWrong,
 
+    /// A side requires what the other does not offer. The peer has proven itself by then. Typical
+    /// cause: the two sessions are configured differently.
+    #[error("the peer is not compatible: {missing}")]
+    PeerIncompatible {
+        /// What is not offered, and by which side.
+        missing: Missing,
+    },
+
     /// The peer refused to go on.
     #[error("the peer refused the connection: {code}")]
     PeerRejected {
@@ -216,6 +231,7 @@ impl HandshakeError {
             Self::PeerVersionUnsupported { .. } => Some(RejectCode::Version),
             Self::PeerTargetUnknown { .. } => Some(RejectCode::UnknownSession),
             Self::PeerProofWrong => Some(RejectCode::BadProof),
+            Self::PeerIncompatible { missing } => Some(RejectCode::Requirement(*missing)),
             Self::CallerRejected { code } => Some(*code),
             Self::PeerRejected { .. } | Self::CallerAcceptedUnproven => None,
         }

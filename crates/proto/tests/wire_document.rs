@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use tcpx_proto::descriptor::{Memory, RegionDescriptor, RegionKey};
 use tcpx_proto::handshake::{
-    Client, ClientConfig, Features, Identity, LaneHello, Server, ServerConfig,
+    Client, ClientConfig, Features, Identity, LaneHello, Offer, Server, ServerConfig,
 };
 use tcpx_proto::info::{ConnectionInfo, Name, Secret, SessionId};
 
@@ -53,8 +53,8 @@ fn region_descriptor() {
     assert_documented("region descriptor", &region.unwrap().encode());
 }
 
-#[test]
-fn handshake() {
+/// The two sides of the test vector.
+fn sides(client: Offer, server: Offer) -> (Client, Server) {
     let server_identity = Identity {
         name: Name::new("decode-0").unwrap(),
         id: SessionId(counting(0x20)),
@@ -66,7 +66,7 @@ fn handshake() {
         server_identity.secret.clone(),
         vec!["127.0.0.1:7000".parse().unwrap()],
     );
-    let mut client = Client::new(ClientConfig {
+    let client = Client::new(ClientConfig {
         identity: Identity {
             name: Name::new("prefill-0").unwrap(),
             id: SessionId(counting(0x10)),
@@ -74,16 +74,25 @@ fn handshake() {
         },
         target: &target.unwrap(),
         lane: LaneHello::new(0x0102_0304_0506_0708, 1, 4, window(8)).unwrap(),
-        features: Features::from_bits(6),
+        offer: client,
         nonce: counting(0x80),
     });
-    let mut server = Server::new(ServerConfig {
+    let server = Server::new(ServerConfig {
         identity: server_identity,
         window: window(16),
-        features: Features::from_bits(2),
+        offer: server,
         nonce: counting(0xa0),
     });
+    (client, server)
+}
 
+fn offer(offers: u32, requires: u32) -> Offer {
+    Offer::new(Features::from_bits(offers), Features::from_bits(requires)).unwrap()
+}
+
+#[test]
+fn handshake() {
+    let (mut client, mut server) = sides(offer(0x12, 0x02), offer(0x02, 0));
     let hello = client.poll_transmit().unwrap();
     assert_documented("ClientHello", &hello);
     server.handle(&hello).unwrap();
@@ -94,5 +103,16 @@ fn handshake() {
     assert_documented("ClientProof", &proof);
     server.handle(&proof).unwrap();
     server.accept().unwrap();
+    assert_eq!(server.established().unwrap().features, Features::COMMS);
     assert_documented("ServerReady", &server.poll_transmit().unwrap());
+}
+
+#[test]
+fn handshake_of_sides_that_do_not_fit() {
+    let (mut client, mut server) = sides(offer(0x20, 0x20), offer(0x02, 0x02));
+    server.handle(&client.poll_transmit().unwrap()).unwrap();
+    client.handle(&server.poll_transmit().unwrap()).unwrap_err();
+    server.handle(&client.poll_transmit().unwrap()).unwrap();
+    server.accept().unwrap_err();
+    assert_documented("Reject", &server.poll_transmit().unwrap());
 }

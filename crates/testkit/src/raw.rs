@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroU32;
 
 use tcpx_proto::handshake::{
-    Client, ClientConfig, Established, Features, HandshakeError, Identity, LaneHello,
+    Client, ClientConfig, Established, HandshakeError, Identity, LaneHello, Offer,
 };
 use tcpx_proto::info::{ConnectionInfo, Name, Secret, SessionId};
 
@@ -59,6 +59,8 @@ pub struct Stranger {
     pub connection: u64,
     /// How many lanes it promises; only the first one comes.
     pub lanes: u16,
+    /// What it offers and requires.
+    pub offer: Offer,
 }
 
 impl Stranger {
@@ -68,6 +70,7 @@ impl Stranger {
         id: [0x66; 16],
         connection: 1,
         lanes: 1,
+        offer: Offer::NONE,
     };
 
     /// The client's side of a handshake.
@@ -85,7 +88,7 @@ impl Stranger {
             },
             target,
             lane: LaneHello::new(self.connection, 0, self.lanes, window).expect("lane 0"),
-            features: Features::NONE,
+            offer: self.offer,
             nonce: [0x66; 32],
         })
     }

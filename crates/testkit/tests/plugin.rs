@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use tcpx::{Config, ErrorKind, Op, Session};
+use tcpx::{Config, Error, ErrorKind, Features, Op, Session};
 use tcpx_testkit::pattern::{LOCAL_POISON, REMOTE_POISON};
 use tcpx_testkit::protocol;
 use tcpx_testkit::remote::binary;
@@ -570,17 +570,75 @@ fn sides_that_do_not_fit_leave_nothing_behind() {
 #[test]
 fn sides_that_do_not_fit_say_so() {
     story(|| {
-        let native = setup(7).native();
-        for (ours, theirs, hint) in [
-            (setup(7), native.clone(), "transport=plugin"),
-            (native, setup(7), "transport=plugin"),
-            (setup(6), setup(8), "TCPX_PLUGIN_VERSION"),
-        ] {
-            let stage = Stage::new(process("alice", &ours, &[]), process("bob", &theirs, &[]));
-            let error = stage.alice.connect("bob").expect_err("they do not fit");
-            assert_eq!(error.kind(), ErrorKind::Disconnected, "{error:?}");
-            assert!(error.text.contains(hint), "{error:?}");
-        }
+        let stage = Stage::new(
+            process("alice", &setup(6), &[]),
+            process("bob", &setup(8), &[]),
+        );
+        let error = stage.alice.connect("bob").expect_err("they do not fit");
+        assert_eq!(error.kind(), ErrorKind::Disconnected, "{error:?}");
+        assert!(error.text.contains("TCPX_PLUGIN_VERSION"), "{error:?}");
+    });
+}
+
+/// Dials a side with another transport. `lacks` is what the dialler reports of the peer and of
+/// itself, `logged` what the peer says about it, to the file `log`.
+fn transports_differ(ours: &Setup, theirs: &Setup, lacks: [Features; 2], logged: &str, log: &str) {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(log);
+    let file = std::fs::File::create(&path).expect("a place for files of tests");
+    let mut command = Command::new(binary());
+    command
+        .env("TCPX_LOG", "tcpx=warn")
+        .env("NO_COLOR", "1")
+        .stderr(file);
+    let bob = RemoteProcess::spawn("bob", command);
+    bob.reopen(theirs);
+    let alice = Host::open("alice", ours);
+    let error = alice.meets(&bob).connect(GUARD).expect_err("they differ");
+    assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
+    let Error::Incompatible {
+        peer,
+        peer_lacks,
+        session_lacks,
+    } = error
+    else {
+        panic!("{error}");
+    };
+    assert_eq!((peer.as_str(), [peer_lacks, session_lacks]), ("bob", lacks));
+    wait_until("bob has said so too", || {
+        let log = std::fs::read_to_string(&path).expect("written");
+        log.contains(&format!(
+            "error=peer \"alice\" {logged}: set TCPX_TRANSPORT"
+        ))
+    });
+}
+
+#[test]
+fn a_dialler_that_requires_a_plugin_learns_that_the_peer_has_none() {
+    story(|| {
+        let setup = setup(7).with("lanes", 4);
+        transports_differ(
+            &setup,
+            &setup.native(),
+            [Features::COMMS, Features::NONE],
+            "requires comms of a plugin (transport=plugin) and this session offers native lanes \
+             only (transport=tcp)",
+            "plugin-dials.log",
+        );
+    });
+}
+
+#[test]
+fn a_dialler_without_a_plugin_learns_that_the_peer_requires_one() {
+    story(|| {
+        let setup = setup(7).with("lanes", 4);
+        transports_differ(
+            &setup.native(),
+            &setup,
+            [Features::NONE, Features::COMMS],
+            "offers native lanes only (transport=tcp) and this session requires comms of a plugin \
+             (transport=plugin)",
+            "native-dials.log",
+        );
     });
 }
 

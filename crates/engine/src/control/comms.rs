@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use tcpx_proto::handshake::{Established, Features};
+use tcpx_proto::handshake::{Established, Features, Offer};
 
 use super::{Command, ControlLoop};
 use crate::core::Core;
@@ -35,11 +35,17 @@ pub(super) struct Plugged {
     comms: Result<Vec<Comms>, String>,
 }
 
-/// What a session offers in its handshakes.
-pub(super) fn features(core: &Core) -> Features {
+/// The offer of a session whose payload travels on a plugin: it has no other way.
+const PLUGIN: Offer = match Offer::new(Features::COMMS, Features::COMMS) {
+    Ok(offer) => offer,
+    Err(_) => panic!("comms are implemented"),
+};
+
+/// What a session offers and requires in its handshakes.
+pub(super) fn offer(core: &Core) -> Offer {
     match core.net {
-        Some(_) => Features::COMMS,
-        None => Features::NONE,
+        Some(_) => PLUGIN,
+        None => Offer::NONE,
     }
 }
 

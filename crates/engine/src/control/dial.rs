@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tcpx_net::Stream;
-use tcpx_proto::handshake::{Client, ClientConfig, Established, LaneHello};
+use tcpx_proto::handshake::{
+    Client, ClientConfig, Established, HandshakeError, LaneHello, Missing,
+};
 use tcpx_proto::info::ConnectionInfo;
 
-use super::comms::{Joined, features};
+use super::comms::{Joined, offer};
 use super::{ControlLoop, HANDSHAKE_TIME, Inbound, Tokens, random, send_all};
 use crate::error::Error;
 use crate::peer::PeerShared;
@@ -60,6 +62,29 @@ enum LaneState {
         established: Box<Established>,
         early: Vec<u8>,
     },
+}
+
+/// Why a lane did not come about.
+enum LaneError {
+    /// The route failed; another one may lead to the peer.
+    Route(String),
+    /// The peer has proven itself and does not fit; no route changes that.
+    Incompatible(Missing),
+}
+
+impl From<std::io::Error> for LaneError {
+    fn from(error: std::io::Error) -> Self {
+        Self::Route(error.to_string())
+    }
+}
+
+impl From<HandshakeError> for LaneError {
+    fn from(error: HandshakeError) -> Self {
+        match error {
+            HandshakeError::PeerIncompatible { missing } => Self::Incompatible(missing),
+            _ => Self::Route(error.to_string()),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -212,7 +237,15 @@ impl ControlLoop {
                     let _ = self.poller.arm(stream, token, writable);
                 }
             }
-            Err(reason) => self.lane_failed(id, lane, &reason),
+            Err(LaneError::Route(reason)) => self.lane_failed(id, lane, &reason),
+            Err(LaneError::Incompatible(missing)) => {
+                let error = Error::Incompatible {
+                    peer: attempt.peer.name().to_owned(),
+                    peer_lacks: missing.server_lacks(),
+                    session_lacks: missing.client_lacks(),
+                };
+                self.abandon(id, |_| error);
+            }
         }
     }
 
@@ -231,14 +264,20 @@ impl ControlLoop {
         }
     }
 
+    /// Ends an attempt that has no route left.
     fn give_up(&mut self, id: u64) {
+        self.abandon(id, |attempt| Error::PeerUnreachable {
+            peer: attempt.peer.name().to_owned(),
+            attempts: attempt.failures.join("; "),
+        });
+    }
+
+    /// Ends an attempt; whoever waits for it learns why.
+    fn abandon(&mut self, id: u64, error: impl FnOnce(&Attempt) -> Error) {
         let Some(attempt) = self.forget(id) else {
             return;
         };
-        let error = Error::PeerUnreachable {
-            peer: attempt.peer.name().to_owned(),
-            attempts: attempt.failures.join("; "),
-        };
+        let error = error(&attempt);
         tracing::debug!(peer = attempt.peer.name(), %error, "cannot connect");
         attempt.peer.unreachable(&error);
     }
@@ -362,20 +401,20 @@ impl Attempt {
     }
 
     /// Goes on with one lane; true once it is ready.
-    fn advance(&mut self, lane: usize, core: &crate::core::Core) -> Result<bool, String> {
+    fn advance(&mut self, lane: usize, core: &crate::core::Core) -> Result<bool, LaneError> {
         let lanes = self.lanes.len();
         let state = std::mem::replace(&mut self.lanes[lane].state, LaneState::Idle);
         let state = match state {
             LaneState::Connecting(stream) => match stream.connect_result() {
                 Ok(None) => LaneState::Connecting(stream),
                 Ok(Some(())) => self.greet(lane, lanes, stream, core)?,
-                Err(error) => return Err(error.to_string()),
+                Err(error) => return Err(error.into()),
             },
             LaneState::Handshaking {
                 stream,
                 client,
                 inbound,
-            } => shake(stream, client, inbound, core)?,
+            } => shake(stream, client, inbound)?,
             other => other,
         };
         let ready = matches!(state, LaneState::Ready { .. });
@@ -392,19 +431,19 @@ impl Attempt {
         lanes: usize,
         stream: Stream,
         core: &crate::core::Core,
-    ) -> Result<LaneState, String> {
+    ) -> Result<LaneState, LaneError> {
         let window = NonZeroU32::new(core.config.window() as u32).unwrap_or(NonZeroU32::MIN);
         let hello = LaneHello::new(self.connection, lane as u16, lanes as u16, window)
-            .map_err(|e| e.to_string())?;
+            .map_err(|e| LaneError::Route(e.to_string()))?;
         let mut client = Box::new(Client::new(ClientConfig {
             identity: core.identity.clone(),
             target: &self.info,
             lane: hello,
-            features: features(core),
-            nonce: random().map_err(|e| e.to_string())?,
+            offer: offer(core),
+            nonce: random()?,
         }));
         while let Some(bytes) = client.poll_transmit() {
-            send_all(&stream, &bytes).map_err(|e| e.to_string())?;
+            send_all(&stream, &bytes)?;
         }
         Ok(LaneState::Handshaking {
             stream,
@@ -418,25 +457,25 @@ fn shake(
     stream: Stream,
     mut client: Box<Client>,
     mut inbound: Inbound,
-    core: &crate::core::Core,
-) -> Result<LaneState, String> {
+) -> Result<LaneState, LaneError> {
     match inbound.read(&stream) {
         Ok(()) => {}
         Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
         Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
-            return Err("closed the connection during the handshake".into());
+            let reason = "closed the connection during the handshake";
+            return Err(LaneError::Route(reason.to_owned()));
         }
-        Err(error) => return Err(error.to_string()),
+        Err(error) => return Err(error.into()),
     }
     let result = client.handle(&inbound.bytes);
-    while let Some(bytes) = client.poll_transmit() {
-        send_all(&stream, &bytes).map_err(|e| e.to_string())?;
+    let mut sent = Ok(());
+    while let (Ok(()), Some(bytes)) = (&sent, client.poll_transmit()) {
+        sent = send_all(&stream, &bytes);
     }
-    inbound.consume(result.map_err(|e| e.to_string())?);
+    // Prefers the handshake's error: a failed send says only that the peer has closed.
+    inbound.consume(result?);
+    sent?;
     match client.established().cloned() {
-        Some(established) if established.features != features(core) => {
-            Err("it has native lanes (transport=tcp), and this session wants a plugin (transport=plugin)".into())
-        }
         Some(established) => Ok(LaneState::Ready {
             stream,
             established: Box::new(established),

@@ -8,12 +8,15 @@ use std::num::NonZeroU32;
 use std::time::Instant;
 
 use tcpx_net::Stream;
-use tcpx_proto::handshake::{Established, RejectCode, Server, ServerConfig};
+use tcpx_proto::handshake::{
+    Established, HandshakeError, Missing, RejectCode, Server, ServerConfig,
+};
 use tcpx_proto::info::SessionId;
 
-use super::comms::{Joined, features};
+use super::comms::{Joined, offer};
 use super::{ControlLoop, HANDSHAKE_TIME, Inbound, Tokens, random, send_all};
 use crate::core::Core;
+use crate::error::Error;
 use crate::transport::plugin::RawLane;
 
 /// Connections that have not proven themselves yet: enough for 32 peers with eight lanes to connect at once.
@@ -40,6 +43,16 @@ struct Arriving {
 pub(super) struct Incoming {
     unproven: Tokens<Unproven>,
     arriving: HashMap<(SessionId, u64), Arriving>,
+    /// The last connection that did not fit: each of its lanes is turned away, one is reported.
+    unfit: Option<(SessionId, u64)>,
+}
+
+/// How far a handshake has come.
+enum Progress {
+    Waiting,
+    Established(Established),
+    /// The client has proven itself, and was turned away because it does not fit.
+    Unfit(Established, Missing),
 }
 
 impl Incoming {
@@ -102,7 +115,7 @@ impl ControlLoop {
         let server = Server::new(ServerConfig {
             identity: self.core.identity.clone(),
             window: NonZeroU32::new(self.core.config.window() as u32).unwrap_or(NonZeroU32::MIN),
-            features: features(&self.core),
+            offer: offer(&self.core),
             nonce: random()?,
         });
         let token = self.token();
@@ -124,14 +137,18 @@ impl ControlLoop {
             return;
         };
         match unproven.advance(&self.core) {
-            Ok(None) => {
+            Ok(Progress::Waiting) => {
                 if self.poller.arm(&unproven.stream, token, false).is_ok() {
                     self.incoming.unproven.insert(token, unproven);
                 }
             }
-            Ok(Some(established)) => {
+            Ok(Progress::Established(established)) => {
                 self.poller.remove(&unproven.stream);
                 self.lane_arrived(established, unproven.stream, unproven.inbound.bytes);
+            }
+            Ok(Progress::Unfit(client, missing)) => {
+                self.poller.remove(&unproven.stream);
+                self.report_unfit(&client, missing);
             }
             Err(error) => {
                 let from = unproven.stream.peer_addr().ok();
@@ -139,6 +156,21 @@ impl ControlLoop {
                 self.poller.remove(&unproven.stream);
             }
         }
+    }
+
+    /// Warns of a peer that does not fit, once for all lanes of a connection.
+    fn report_unfit(&mut self, client: &Established, missing: Missing) {
+        let connection = Some((client.peer_id, client.connection));
+        if self.incoming.unfit == connection {
+            return;
+        }
+        self.incoming.unfit = connection;
+        let error = Error::Incompatible {
+            peer: client.peer_name.as_str().to_owned(),
+            peer_lacks: missing.client_lacks(),
+            session_lacks: missing.server_lacks(),
+        };
+        tracing::warn!(%error, "turned a connection away");
     }
 
     fn lane_arrived(&mut self, established: Established, stream: Stream, early: Vec<u8>) {
@@ -203,28 +235,43 @@ impl ControlLoop {
 }
 
 impl Unproven {
-    /// Goes on with the handshake; returns what was agreed on once it is over.
-    fn advance(&mut self, core: &Core) -> Result<Option<Established>, Box<dyn std::error::Error>> {
+    /// Goes on with the handshake.
+    fn advance(&mut self, core: &Core) -> Result<Progress, Box<dyn std::error::Error>> {
         match self.inbound.read(&self.stream) {
-            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(None),
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(Progress::Waiting),
             result => result?,
         }
         let result = self.server.handle(&self.inbound.bytes);
+        let mut unfit = None;
         if let Some(proven) = self.server.proven() {
             if core.is_closing() {
                 self.server.reject(RejectCode::Closing);
-            } else if proven.features != features(core) {
-                self.server.reject(RejectCode::Transport);
             } else if proven.lanes > MAX_LANES {
                 self.server.reject(RejectCode::TooMany);
             } else {
-                self.server.accept()?;
+                let client = proven.clone();
+                match self.server.accept() {
+                    Err(HandshakeError::PeerIncompatible { missing }) => {
+                        unfit = Some(Progress::Unfit(client, missing));
+                    }
+                    accepted => accepted?,
+                }
             }
         }
-        while let Some(bytes) = self.server.poll_transmit() {
-            send_all(&self.stream, &bytes)?;
+        let mut sent = Ok(());
+        while let (Ok(()), Some(bytes)) = (&sent, self.server.poll_transmit()) {
+            sent = send_all(&self.stream, &bytes);
         }
+        if let Some(unfit) = unfit {
+            // Whether the Reject was sent does not matter: the client has the ServerHello, and may have
+            // closed.
+            return Ok(unfit);
+        }
+        sent?;
         self.inbound.consume(result?);
-        Ok(self.server.established().cloned())
+        Ok(match self.server.established() {
+            Some(established) => Progress::Established(established.clone()),
+            None => Progress::Waiting,
+        })
     }
 }

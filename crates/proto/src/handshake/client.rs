@@ -3,9 +3,10 @@
 use alloc::vec::Vec;
 use core::mem;
 
-use super::config::{Features, Identity, LaneHello, Nonce};
+use super::config::{Identity, LaneHello, Nonce};
 use super::hello::{ClientHello, ServerHello};
 use super::message::{self, Message, MessageKind};
+use super::offer::{Offer, negotiate};
 use super::proof::{Label, Transcript};
 use super::{Established, HandshakeError};
 use crate::info::{ConnectionInfo, SessionId};
@@ -20,8 +21,8 @@ pub struct ClientConfig<'a> {
     pub target: &'a ConnectionInfo,
     /// Which lane it is.
     pub lane: LaneHello,
-    /// What this side implements of the optional parts.
-    pub features: Features,
+    /// What this side offers and requires of the optional parts.
+    pub offer: Offer,
     /// Fresh random bytes.
     pub nonce: Nonce,
 }
@@ -32,7 +33,8 @@ pub struct ClientConfig<'a> {
 ///       │           ClientProof out          │
 ///       │                                    │
 ///       └────────────┬───────────────────────┘
-///                    │ anything else (Reject out), or a Reject (nothing out)
+///                    │ anything else (Reject out), or a Reject (nothing out),
+///                    │ or a ServerHello that leaves a requirement unmet (ClientProof out)
 ///                    ▼
 ///                  Failed
 /// ```
@@ -54,7 +56,7 @@ pub struct Client {
     /// Our own secret, for the owner tag.
     own_secret: Secret,
     lane: LaneHello,
-    offered: Features,
+    offer: Offer,
     transcript: Transcript,
     /// Whole messages that `poll_transmit` has not handed out yet.
     out: Vec<u8>,
@@ -69,15 +71,14 @@ impl Client {
             identity,
             target,
             lane,
-            features,
+            offer,
             nonce,
         } = config;
-        let offered = features.offerable();
         let hello = ClientHello {
             id: identity.id,
             target: target.id(),
             lane,
-            features: offered,
+            offer,
             name: identity.name,
         };
         let out = hello.encode(&nonce);
@@ -88,7 +89,7 @@ impl Client {
             target_secret: target.secret().clone(),
             own_secret: identity.secret,
             lane,
-            offered,
+            offer,
             transcript,
             out,
             state: State::AwaitHello,
@@ -175,7 +176,7 @@ impl Client {
         }
         self.transcript.add(tag);
         // Fields come after the tag: what a stranger writes into them is never looked at.
-        let hello = ServerHello::decode(message.body(), self.offered)?;
+        let hello = ServerHello::decode(message.body())?;
 
         let owner = self.transcript.tag(&self.own_secret, Label::Owner);
         let mut proof = message::proof_before_tag(&owner);
@@ -183,11 +184,15 @@ impl Client {
         proof.extend(self.transcript.tag(&self.target_secret, Label::Client));
         self.out.extend(proof);
 
+        // The proof is sent in either case: only a server that knows who has proven itself can tell
+        // its own user which peer does not fit.
+        let features = negotiate(self.offer, hello.offer)
+            .map_err(|missing| HandshakeError::PeerIncompatible { missing })?;
         Ok(State::AwaitReady(Established {
             peer_name: hello.name,
             peer_id: self.target,
             version: hello.version,
-            features: hello.features,
+            features,
             connection: self.lane.connection,
             lane: self.lane.lane,
             lanes: self.lane.lanes,
@@ -197,8 +202,10 @@ impl Client {
     }
 
     fn fail(&mut self, error: HandshakeError) -> HandshakeError {
-        // In place of what was not sent yet: that was written for a peer that behaves.
-        self.out = error.reject_code().map(message::reject).unwrap_or_default();
+        if !matches!(error, HandshakeError::PeerIncompatible { .. }) {
+            // In place of what was not sent yet: that was written for a peer that behaves.
+            self.out = error.reject_code().map(message::reject).unwrap_or_default();
+        }
         self.state = State::Failed(error);
         error
     }

@@ -1,7 +1,6 @@
 //! What the two machines are made from.
 
 use core::num::NonZeroU32;
-use core::ops::BitAnd;
 
 use crate::info::{Name, SessionId};
 use crate::secret::Secret;
@@ -12,58 +11,6 @@ pub const NONCE_LEN: usize = 32;
 /// Random bytes that make a handshake unlike any other. They must come from the system's secure
 /// random source and be used once.
 pub type Nonce = [u8; NONCE_LEN];
-
-/// Optional parts of the protocol, one bit each; a lane uses those that both sides offer.
-///
-/// Bits that this build does not know are kept in an offer and never chosen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Features(u32);
-
-impl Features {
-    /// Nothing optional.
-    pub const NONE: Self = Self(0);
-
-    /// Reserved for the encryption of everything after the handshake.
-    ///
-    /// No build implements it yet, so [`Client`](super::Client) and [`Server`](super::Server)
-    /// remove it from what they are told to offer: a lane can never be taken for encrypted.
-    /// Offers are covered by both tags, so whoever sits on the path cannot remove it later on.
-    pub const ENCRYPTION: Self = Self(1);
-
-    /// Large payloads travel on comms of a NCCL net plugin beside the lane.
-    pub const COMMS: Self = Self(2);
-
-    /// Takes the bits as they travel.
-    #[must_use]
-    pub const fn from_bits(bits: u32) -> Self {
-        Self(bits)
-    }
-
-    /// The bits as they travel.
-    #[must_use]
-    pub const fn bits(self) -> u32 {
-        self.0
-    }
-
-    /// Whether every bit of `other` is in `self`.
-    #[must_use]
-    pub const fn contains(self, other: Self) -> bool {
-        self.0 & other.0 == other.0
-    }
-
-    /// `self` with what has no implementation taken out.
-    pub(super) const fn offerable(self) -> Self {
-        Self(self.0 & !Self::ENCRYPTION.0)
-    }
-}
-
-impl BitAnd for Features {
-    type Output = Self;
-
-    fn bitand(self, other: Self) -> Self {
-        Self(self.0 & other.0)
-    }
-}
 
 /// Who this side is: the parts of its own connection info that the handshake needs.
 #[derive(Clone, Debug)]
@@ -131,14 +78,5 @@ mod tests {
         assert_eq!(new(65534, 65535), Ok(()));
         assert_eq!(new(0, 0), Err(LaneError { lane: 0, lanes: 0 }));
         assert_eq!(new(4, 4), Err(LaneError { lane: 4, lanes: 4 }));
-    }
-
-    #[test]
-    fn features_are_a_set() {
-        let both = Features::from_bits(0b110) & Features::from_bits(0b011);
-        assert_eq!(both.bits(), 0b010);
-        assert!(Features::from_bits(0b110).contains(both) && both.contains(Features::NONE));
-        assert!(!both.contains(Features::from_bits(0b110)));
-        assert_eq!(Features::from_bits(0b111).offerable().bits(), 0b110);
     }
 }

@@ -3,12 +3,16 @@
 use alloc::vec::Vec;
 use core::num::NonZeroU32;
 
-use super::config::{Features, LaneHello, NONCE_LEN, Nonce};
+use super::config::{LaneHello, NONCE_LEN, Nonce};
 use super::message::{self, MessageError, MessageKind};
+use super::offer::{Features, Offer};
 use super::proof::TAG_LEN;
 use super::{HandshakeError, MIN_VERSION, VERSION};
 use crate::codec::{Reader, Writer};
 use crate::info::{Name, SessionId};
+
+/// Two sets of features.
+const OFFER_LEN: usize = 4 + 4;
 
 /// Who the client is, whom it wants, which lane it opens. Its nonce matters only as a part of the
 /// transcript, so it is written but not kept.
@@ -17,7 +21,7 @@ pub(super) struct ClientHello {
     pub(super) id: SessionId,
     pub(super) target: SessionId,
     pub(super) lane: LaneHello,
-    pub(super) features: Features,
+    pub(super) offer: Offer,
     pub(super) name: Name,
 }
 
@@ -26,7 +30,7 @@ impl ClientHello {
     pub(super) const VERSIONS_LEN: usize = 4;
     /// Body of version 1 without the name.
     pub(super) const FIXED_LEN: usize =
-        Self::VERSIONS_LEN + 2 * SessionId::LEN + 8 + 2 + 2 + 4 + 4 + NONCE_LEN + 1;
+        Self::VERSIONS_LEN + 2 * SessionId::LEN + 8 + 2 + 2 + 4 + OFFER_LEN + NONCE_LEN + 1;
 
     pub(super) fn encode(&self, nonce: &Nonce) -> Vec<u8> {
         let name = self.name.as_str().as_bytes();
@@ -39,7 +43,7 @@ impl ClientHello {
         out.put_u16(self.lane.lane);
         out.put_u16(self.lane.lanes);
         out.put_u32(self.lane.window.get());
-        out.put_u32(self.features.bits());
+        encode_offer(&mut out, self.offer);
         out.put_bytes(nonce);
         out.put_u8(self.name.len_u8());
         out.put_bytes(name);
@@ -67,39 +71,39 @@ impl ClientHello {
         let lanes = body.u16()?;
         let window = decode_window(body)?;
         let lane = LaneHello::new(connection, lane, lanes, window)?;
-        let features = Features::from_bits(body.u32()?);
+        let offer = decode_offer(body)?;
         body.bytes(NONCE_LEN)?;
         let name = decode_name(body)?;
         Ok(Self {
             id,
             target,
             lane,
-            features,
+            offer,
             name,
         })
     }
 }
 
-/// Who the server is and what it has chosen. The tag at the end belongs to whoever knows the
-/// secret; see [`message::Message::split_tag`].
+/// Who the server is, which version it has chosen, what it offers. The tag at the end belongs to
+/// whoever knows the secret; see [`message::Message::split_tag`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ServerHello {
     pub(super) version: u16,
-    pub(super) features: Features,
+    pub(super) offer: Offer,
     pub(super) window: NonZeroU32,
     pub(super) name: Name,
 }
 
 impl ServerHello {
     /// Body without the name.
-    pub(super) const FIXED_LEN: usize = 2 + 4 + 4 + NONCE_LEN + 1 + TAG_LEN;
+    pub(super) const FIXED_LEN: usize = 2 + OFFER_LEN + 4 + NONCE_LEN + 1 + TAG_LEN;
 
     /// Writes everything but the tag, which covers what is written here.
     pub(super) fn encode_before_tag(&self, nonce: &Nonce) -> Vec<u8> {
         let name = self.name.as_str().as_bytes();
         let mut out = message::start(MessageKind::ServerHello, Self::FIXED_LEN + name.len());
         out.put_u16(self.version);
-        out.put_u32(self.features.bits());
+        encode_offer(&mut out, self.offer);
         out.put_u32(self.window.get());
         out.put_bytes(nonce);
         out.put_u8(self.name.len_u8());
@@ -107,17 +111,12 @@ impl ServerHello {
         out
     }
 
-    /// Reads an answer to an offer of `offered`.
-    pub(super) fn decode(mut body: Reader<'_>, offered: Features) -> Result<Self, MessageError> {
+    pub(super) fn decode(mut body: Reader<'_>) -> Result<Self, MessageError> {
         let version = body.u16()?;
         if !(MIN_VERSION..=VERSION).contains(&version) {
             return Err(MessageError::VersionNotOffered { chosen: version });
         }
-        let features = Features::from_bits(body.u32()?);
-        if !offered.contains(features) {
-            let (chosen, offered) = (features.bits(), offered.bits());
-            return Err(MessageError::FeaturesNotOffered { chosen, offered });
-        }
+        let offer = decode_offer(&mut body)?;
         let window = decode_window(&mut body)?;
         body.bytes(NONCE_LEN)?;
         let name = decode_name(&mut body)?;
@@ -125,7 +124,7 @@ impl ServerHello {
         body.finish()?;
         Ok(Self {
             version,
-            features,
+            offer,
             window,
             name,
         })
@@ -141,6 +140,18 @@ fn decode_versions(body: &mut Reader<'_>) -> Result<(u16, u16, Option<u16>), Mes
     }
     let newest = max.min(VERSION);
     Ok((min, max, (newest >= min.max(MIN_VERSION)).then_some(newest)))
+}
+
+fn encode_offer(out: &mut Vec<u8>, offer: Offer) {
+    out.put_u32(offer.offers().bits());
+    out.put_u32(offer.requires().bits());
+}
+
+fn decode_offer(body: &mut Reader<'_>) -> Result<Offer, MessageError> {
+    let offers = Features::from_bits(body.u32()?);
+    let requires = Features::from_bits(body.u32()?);
+    Offer::from_wire(offers, requires)
+        .map_err(|missing| MessageError::RequiredNotOffered { missing })
 }
 
 fn decode_window(body: &mut Reader<'_>) -> Result<NonZeroU32, MessageError> {

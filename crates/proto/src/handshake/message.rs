@@ -6,6 +6,7 @@ use core::ops::RangeInclusive;
 
 use super::config::LaneError;
 use super::hello::{ClientHello, ServerHello};
+use super::offer::{Features, Missing};
 use super::proof::{TAG_LEN, Tag};
 use super::{HandshakeError, MAX_HANDSHAKE_BYTES, MIN_VERSION, VERSION};
 use crate::codec::{CodecError, Reader, Writer};
@@ -15,6 +16,10 @@ use crate::info::{Name, NameError};
 pub(super) const MAGIC: [u8; 4] = *b"TCPX";
 /// Magic, kind, a reserved byte, length of the body.
 pub(super) const HEADER_LEN: usize = 8;
+/// The code of a Reject.
+const CODE_LEN: usize = 2;
+/// What follows the code of [`RejectCode::Requirement`]: two sets of features.
+const MISSING_LEN: usize = 4 + 4;
 
 /// Which message it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,7 +60,8 @@ impl MessageKind {
             }
             Self::ClientProof => 2 * TAG_LEN..=2 * TAG_LEN,
             Self::ServerReady => 0..=0,
-            Self::Reject => 2..=2,
+            // Most codes stand alone; see `RejectCode::decode`.
+            Self::Reject => CODE_LEN..=CODE_LEN + MISSING_LEN,
         }
     }
 }
@@ -82,27 +88,35 @@ pub enum RejectCode {
     Closing,
     /// A message is malformed or out of place.
     BadMessage,
-    /// The sides do not use the same transport.
-    Transport,
+    /// A side does not offer what the other requires.
+    Requirement(Missing),
     /// A reason that this build does not know.
     Other(u16),
 }
 
 impl RejectCode {
-    fn from_wire(code: u16) -> Self {
-        match code {
+    fn decode(mut body: Reader<'_>) -> Result<Self, MessageError> {
+        let code = match body.u16()? {
             1 => Self::Version,
             2 => Self::UnknownSession,
             3 => Self::BadProof,
             4 => Self::TooMany,
             5 => Self::Closing,
             6 => Self::BadMessage,
-            7 => Self::Transport,
-            other => Self::Other(other),
-        }
+            7 => {
+                let client_lacks = Features::from_bits(body.u32()?);
+                let server_lacks = Features::from_bits(body.u32()?);
+                let missing = Missing::new(client_lacks, server_lacks);
+                Self::Requirement(missing.ok_or(MessageError::NothingMissing)?)
+            }
+            // What a later version says with it is for later versions.
+            other => return Ok(Self::Other(other)),
+        };
+        body.finish()?;
+        Ok(code)
     }
 
-    fn to_wire(self) -> u16 {
+    fn number(self) -> u16 {
         match self {
             Self::Version => 1,
             Self::UnknownSession => 2,
@@ -110,7 +124,7 @@ impl RejectCode {
             Self::TooMany => 4,
             Self::Closing => 5,
             Self::BadMessage => 6,
-            Self::Transport => 7,
+            Self::Requirement(_) => 7,
             Self::Other(code) => code,
         }
     }
@@ -125,9 +139,7 @@ impl fmt::Display for RejectCode {
             Self::TooMany => "too many connections",
             Self::Closing => "the session is closing",
             Self::BadMessage => "a handshake message was malformed",
-            Self::Transport => {
-                "it moves data over a NCCL net plugin: use transport=plugin and the same plugin here too"
-            }
+            Self::Requirement(missing) => return write!(f, "a requirement is not met: {missing}"),
             Self::Other(code) => return write!(f, "reason {code}"),
         })
     }
@@ -180,14 +192,16 @@ pub enum MessageError {
         chosen: u16,
     },
 
-    /// The server chose a feature that was not offered.
-    #[error("features {chosen:#x} were chosen, {offered:#x} were offered")]
-    FeaturesNotOffered {
-        /// The server's choice.
-        chosen: u32,
-        /// What it had to choose from.
-        offered: u32,
+    /// The sender requires what it does not offer itself.
+    #[error("it requires {missing}, which it does not offer itself")]
+    RequiredNotOffered {
+        /// Required and not offered.
+        missing: Features,
     },
+
+    /// A Reject for a missing requirement names none.
+    #[error("a requirement is said to be missing, and none is named")]
+    NothingMissing,
 }
 
 /// A whole message as it was received; the body is not decoded yet.
@@ -245,7 +259,7 @@ impl<'a> Message<'a> {
 
     /// The reason that a Reject gives.
     pub(super) fn reject_code(&self) -> Result<RejectCode, MessageError> {
-        Ok(RejectCode::from_wire(self.body().u16()?))
+        RejectCode::decode(self.body())
     }
 }
 
@@ -290,7 +304,18 @@ pub(super) fn ready() -> Vec<u8> {
 
 /// A whole Reject.
 pub(super) fn reject(code: RejectCode) -> Vec<u8> {
-    let mut out = start(MessageKind::Reject, 2);
-    out.put_u16(code.to_wire());
+    let missing = match code {
+        RejectCode::Requirement(missing) => Some(missing),
+        _ => None,
+    };
+    let mut out = start(
+        MessageKind::Reject,
+        CODE_LEN + missing.map_or(0, |_| MISSING_LEN),
+    );
+    out.put_u16(code.number());
+    if let Some(missing) = missing {
+        out.put_u32(missing.client_lacks().bits());
+        out.put_u32(missing.server_lacks().bits());
+    }
     out
 }

@@ -4,9 +4,10 @@ use alloc::vec::Vec;
 use core::mem;
 use core::num::NonZeroU32;
 
-use super::config::{Features, Identity, Nonce};
+use super::config::{Identity, Nonce};
 use super::hello::{ClientHello, ServerHello};
 use super::message::{self, Message, MessageKind, RejectCode};
+use super::offer::{Features, Missing, Offer, negotiate};
 use super::proof::{Label, OwnerProof, TAG_LEN, Transcript};
 use super::{Established, HandshakeError};
 
@@ -17,8 +18,8 @@ pub struct ServerConfig {
     pub identity: Identity,
     /// How many chunks the client may keep in flight on this lane.
     pub window: NonZeroU32,
-    /// What this side implements of the optional parts.
-    pub features: Features,
+    /// What this side offers and requires of the optional parts.
+    pub offer: Offer,
     /// Fresh random bytes.
     pub nonce: Nonce,
 }
@@ -29,7 +30,8 @@ pub struct ServerConfig {
 ///       │     ServerHello out      │                                  │  ServerReady out
 ///       │                          │                                  │
 ///       ├──────────────────────────┴──────────────────────────────────┘
-///       │ reject(), or any other message (Reject out), or a Reject (nothing out)
+///       │ reject(), or any other message (Reject out), or a Reject (nothing out),
+///       │ or accept() while a requirement is not met (Reject out)
 ///       ▼
 ///     Failed
 /// ```
@@ -54,7 +56,9 @@ enum State {
 pub struct Server {
     identity: Identity,
     window: NonZeroU32,
-    offered: Features,
+    offer: Offer,
+    /// Requirements that are not met, known from the ClientHello on: such a client is not accepted.
+    missing: Option<Missing>,
     nonce: Nonce,
     transcript: Transcript,
     /// Whole messages that `poll_transmit` has not handed out yet.
@@ -69,13 +73,14 @@ impl Server {
         let ServerConfig {
             identity,
             window,
-            features,
+            offer,
             nonce,
         } = config;
         Self {
             identity,
             window,
-            offered: features.offerable(),
+            offer,
+            missing: None,
             nonce,
             transcript: Transcript::default(),
             out: Vec::new(),
@@ -113,7 +118,8 @@ impl Server {
     }
 
     /// The client that has proven itself and waits for [`accept`](Self::accept) or
-    /// [`reject`](Self::reject); `None` in every other state.
+    /// [`reject`](Self::reject); `None` in every other state. Its features are empty
+    /// if a requirement is not met.
     #[must_use]
     pub fn proven(&self) -> Option<&Established> {
         match &self.state {
@@ -122,12 +128,18 @@ impl Server {
         }
     }
 
-    /// Lets the proven client in; frames may follow. An error unless the client is
-    /// [`proven`](Self::proven), and then nothing changes.
+    /// Lets the proven client in; frames may follow.
+    ///
+    /// Fails with [`PeerIncompatible`](HandshakeError::PeerIncompatible) when a requirement of
+    /// either side is not met; the client is turned away then. Fails and changes nothing unless the
+    /// client is [`proven`](Self::proven).
     pub fn accept(&mut self) -> Result<(), HandshakeError> {
         let State::Proven(established) = &self.state else {
             return Err(HandshakeError::CallerAcceptedUnproven);
         };
+        if let Some(missing) = self.missing {
+            return Err(self.fail(HandshakeError::PeerIncompatible { missing }));
+        }
         self.state = State::Accepted(established.clone());
         self.out.extend(message::ready());
         Ok(())
@@ -197,11 +209,14 @@ impl Server {
         }
         self.transcript.add(message.bytes);
 
-        let features = client.features & self.offered;
+        // A client that does not fit is told so once it has proven itself, and not before.
+        let negotiated = negotiate(client.offer, self.offer);
+        self.missing = negotiated.err();
+        let features = negotiated.unwrap_or(Features::NONE);
         let name = self.identity.name.clone();
         let mut hello = ServerHello {
             version,
-            features,
+            offer: self.offer,
             window: self.window,
             name,
         }

@@ -1,6 +1,8 @@
-//! Honest handshakes. Dishonest ones are in `adversary` and `tamper`, the transitions in `table`.
+//! Honest handshakes between sides that fit. Those that do not are in `negotiation`, dishonest ones
+//! in `adversary` and `tamper`, the transitions in `table`.
 
 mod adversary;
+mod negotiation;
 mod table;
 mod tamper;
 
@@ -32,17 +34,33 @@ const CLIENT: u8 = 0;
 const SERVER: u8 = 1;
 const THIRD: u8 = 2;
 
+const fn offer(offers: u32, requires: u32) -> Offer {
+    match Offer::from_wire(Features::from_bits(offers), Features::from_bits(requires)) {
+        Ok(offer) => offer,
+        Err(_) => panic!("required and not offered"),
+    }
+}
+
+/// Both sides offer what the other does not know, and require something: bits 1 and 4 are chosen.
+const CLIENT_OFFER: Offer = offer(0b0011_0010, 0b0000_0010);
+const SERVER_OFFER: Offer = offer(0b0101_0010, 0b0001_0000);
+const CHOSEN: u32 = 0b0001_0010;
+
 fn window(chunks: u32) -> NonZeroU32 {
     NonZeroU32::new(chunks).unwrap()
 }
 
 /// A client that opens lane 2 of 4 to the session `target`.
 fn client_to(target: &ConnectionInfo, nonce: u8) -> Client {
+    client_with(target, nonce, CLIENT_OFFER)
+}
+
+fn client_with(target: &ConnectionInfo, nonce: u8, offer: Offer) -> Client {
     Client::new(ClientConfig {
         identity: identity(CLIENT),
         target,
         lane: LaneHello::new(77, 2, 4, window(8)).unwrap(),
-        features: Features::from_bits(0b0111),
+        offer,
         nonce: [nonce; NONCE_LEN],
     })
 }
@@ -52,10 +70,14 @@ fn client() -> Client {
 }
 
 fn server_as(identity: Identity, nonce: u8) -> Server {
+    server_with(identity, nonce, SERVER_OFFER)
+}
+
+fn server_with(identity: Identity, nonce: u8, offer: Offer) -> Server {
     Server::new(ServerConfig {
         identity,
         window: window(16),
-        features: Features::from_bits(0b1011),
+        offer,
         nonce: [nonce; NONCE_LEN],
     })
 }
@@ -159,7 +181,7 @@ fn both_sides_agree() {
     assert_eq!(at_client.peer_window, window(16));
     assert_eq!(at_client.owner, None);
     for side in [at_client, at_server] {
-        assert_eq!((side.version, side.features.bits()), (VERSION, 0b0010));
+        assert_eq!((side.version, side.features.bits()), (VERSION, CHOSEN));
         assert_eq!((side.connection, side.lane, side.lanes), (77, 2, 4));
     }
 }
@@ -200,7 +222,7 @@ fn the_longest_messages_fit_the_limit() {
         ..identity(SERVER)
     };
     let mut client = client_to(&info_of(&at_server), 1);
-    assert_eq!(client.poll_transmit().unwrap().len(), 8 + 89 + 6);
+    assert_eq!(client.poll_transmit().unwrap().len(), 8 + 93 + 6);
     let client = Client::new(ClientConfig {
         identity: Identity {
             name: long(),
@@ -208,12 +230,12 @@ fn the_longest_messages_fit_the_limit() {
         },
         target: &info_of(&at_server),
         lane: LaneHello::new(u64::MAX, 65534, 65535, NonZeroU32::MAX).unwrap(),
-        features: Features::NONE,
+        offer: CLIENT_OFFER,
         nonce: [1; NONCE_LEN],
     });
     let honest = Honest::between(client, server_as(at_server, 2));
-    assert_eq!(honest.hello.len(), 8 + 89 + 255);
-    assert_eq!(honest.server_hello.len(), 8 + 75 + 255);
+    assert_eq!(honest.hello.len(), 8 + 93 + 255);
+    assert_eq!(honest.server_hello.len(), 8 + 79 + 255);
     assert_eq!(honest.proof.len(), 8 + 64);
     assert_eq!(honest.ready.len(), 8);
     assert!(honest.hello.len().max(honest.server_hello.len()) <= MAX_HANDSHAKE_BYTES);
@@ -249,32 +271,6 @@ fn a_cut_message_is_waited_for() {
         assert_eq!(client.handle(&honest.ready[..len]), Ok(0), "{len}");
         assert_eq!(client.established(), None, "{len}");
     }
-}
-
-#[test]
-fn encryption_is_never_agreed_on() {
-    let all = Features::from_bits(u32::MAX);
-    let mut client = Client::new(ClientConfig {
-        identity: identity(CLIENT),
-        target: &info_of(&identity(SERVER)),
-        lane: LaneHello::new(1, 0, 1, window(1)).unwrap(),
-        features: all,
-        nonce: [1; NONCE_LEN],
-    });
-    let config = ServerConfig {
-        identity: identity(SERVER),
-        window: window(1),
-        features: all,
-        nonce: [2; NONCE_LEN],
-    };
-    // A client of the future that offers it all the same is answered without it.
-    let mut hello = client.poll_transmit().unwrap();
-    assert_eq!(hello[60..64], [0xfe, 0xff, 0xff, 0xff]);
-    hello[60] = 0xff;
-    let mut server = Server::new(config);
-    server.handle(&hello).unwrap();
-    let answer = server.poll_transmit().unwrap();
-    assert_eq!(answer[10..14], [0xfe, 0xff, 0xff, 0xff]);
 }
 
 proptest! {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tcpx::{ErrorKind, Op, RemoteRegion, Segment, TransferState};
 use tcpx_proto::descriptor::{RegionDescriptor, RegionKey};
 use tcpx_proto::frame::{Entry, HEADER_BYTES, Header, Kind, Status};
-use tcpx_proto::handshake::{HandshakeError, RejectCode};
+use tcpx_proto::handshake::{Features, HandshakeError, Offer, RejectCode};
 use tcpx_proto::info::ConnectionInfo;
 use tcpx_testkit::host::fails;
 use tcpx_testkit::pattern::REMOTE_POISON;
@@ -524,6 +524,60 @@ fn a_version_or_session_that_is_not_there_is_said_so() {
         let code = RejectCode::UnknownSession;
         assert_eq!(error, HandshakeError::PeerRejected { code });
         stage.still_works(1);
+    });
+}
+
+#[test]
+fn only_who_has_proven_itself_is_reported_as_unfit() {
+    story(|| {
+        let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("unfit-strangers.log");
+        let file = std::fs::File::create(&path).expect("a place for files of tests");
+        let mut command = std::process::Command::new(tcpx_testkit::remote::binary());
+        command
+            .env("TCPX_LOG", "tcpx=warn")
+            .env("NO_COLOR", "1")
+            .stderr(file);
+        let bob = RemoteProcess::spawn("bob", command);
+        bob.reopen(&Setup::lanes1_workers1().native());
+        let warnings = || {
+            let log = std::fs::read_to_string(&path).expect("written");
+            log.matches("turned a connection away").count()
+        };
+        let info = ConnectionInfo::decode(&bob.info()).expect("bob's info");
+        let unfit = |connection| Stranger {
+            connection,
+            offer: Offer::new(Features::COMMS, Features::COMMS).expect("offered"),
+            ..Stranger::MALLORY
+        };
+
+        // Without the secret: it is told what every stranger is.
+        let forged = with_wrong_secret(&bob.info());
+        let forged = ConnectionInfo::decode(&forged).expect("connection info");
+        let mut stream = dial(bob.addresses()[0]);
+        let mut hello = unfit(0).client(&forged);
+        shout(&mut stream, &hello.poll_transmit().expect("a hello"));
+        let mut proof = b"TCPX\x03\0\x40\0".to_vec();
+        proof.extend([7; 64]);
+        shout(&mut stream, &proof);
+        let said = closed(&mut stream);
+        assert!(said.ends_with(b"TCPX\x05\0\x02\0\x03\0"), "{said:?}");
+        assert_eq!(warnings(), 0);
+
+        // With it: it is told what is missing. The lanes of a connection make one warning.
+        for (connection, warned) in [(1, 1), (1, 1), (2, 2)] {
+            let mut stream = dial(bob.addresses()[0]);
+            let error = unfit(connection)
+                .shake_hands(&mut stream, &info)
+                .expect_err("bob has native lanes");
+            let HandshakeError::PeerIncompatible { missing } = error else {
+                panic!("{error}");
+            };
+            assert_eq!(missing.server_lacks(), Features::COMMS);
+            assert_eq!(missing.client_lacks(), Features::NONE);
+            let told = b"TCPX\x05\0\x0a\0\x07\0\0\0\0\0\x02\0\0\0";
+            assert_eq!(closed(&mut stream), told);
+            assert_eq!(warnings(), warned);
+        }
     });
 }
 

@@ -65,7 +65,7 @@ fn an_impostor_connects_but_owns_nothing() {
         identity: impostor,
         target: &info_of(&identity(SERVER)),
         lane: LaneHello::new(1, 0, 1, window(1)).unwrap(),
-        features: Features::NONE,
+        offer: CLIENT_OFFER,
         nonce: [3; NONCE_LEN],
     });
     let mut server = server();
@@ -202,25 +202,26 @@ fn versions_without_overlap_part_in_peace() {
 }
 
 #[test]
-fn a_server_cannot_choose_what_was_not_offered() {
+fn an_authentic_server_is_not_believed_everything() {
     // The secret is known here: this server is authentic and faulty.
-    let answer_with = |version: u16, features: u32, window: u32| {
+    let answer_with = |version: u16, requires: u32, window: u32| {
         let mut client = client();
         let mut transcript = super::super::proof::Transcript::default();
         transcript.add(&client.poll_transmit().unwrap());
         let hello = super::super::hello::ServerHello {
             version,
-            features: Features::from_bits(features),
+            offer: SERVER_OFFER,
             window: super::window(1),
             name: Name::new("x").unwrap(),
         };
         let mut answer = hello.encode_before_tag(&[0; 32]);
-        answer[14..18].copy_from_slice(&window.to_le_bytes());
+        answer[14..18].copy_from_slice(&requires.to_le_bytes());
+        answer[18..22].copy_from_slice(&window.to_le_bytes());
         transcript.add(&answer);
         answer.extend(transcript.tag(&identity(SERVER).secret, super::super::proof::Label::Server));
         (client.handle(&answer).map(|_| ()), client.poll_transmit())
     };
-    assert_eq!(answer_with(1, 0b110, 1).0, Ok(()));
+    assert_eq!(answer_with(1, CHOSEN, 1).0, Ok(()));
     let (result, told) = answer_with(2, 0, 1);
     assert_eq!(
         result,
@@ -231,11 +232,11 @@ fn a_server_cannot_choose_what_was_not_offered() {
         RejectCode::BadMessage,
         "and no proof before it"
     );
-    let chosen = MessageError::FeaturesNotOffered {
-        chosen: 0b1,
-        offered: 0b110,
-    };
-    assert_eq!(answer_with(1, 0b1, 1).0, Err(chosen.into()));
+    let (result, told) = answer_with(1, CHOSEN | 0b101, 1);
+    let missing = Features::from_bits(0b101);
+    let malformed = MessageError::RequiredNotOffered { missing };
+    assert_eq!(result, Err(malformed.into()));
+    assert_eq!(reject_code(told), RejectCode::BadMessage);
     assert_eq!(answer_with(1, 0, 0).0, Err(MessageError::WindowZero.into()));
 }
 
@@ -256,8 +257,13 @@ fn impossible_fields_are_refused_by_name() {
         bad(LaneError { lane: 4, lanes: 4 }.into())
     );
     assert_eq!(with(56, &[0; 4]), bad(MessageError::WindowZero));
-    assert_eq!(with(96, &[0]).1, RejectCode::BadMessage);
-    assert_eq!(with(97, &[0xff]).1, RejectCode::BadMessage);
+    let missing = Features::from_bits(0b1000_0001);
+    assert_eq!(
+        with(64, &[0b1000_0011]),
+        bad(MessageError::RequiredNotOffered { missing })
+    );
+    assert_eq!(with(100, &[0]).1, RejectCode::BadMessage);
+    assert_eq!(with(101, &[0xff]).1, RejectCode::BadMessage);
     let asked = SessionId([9; 16]);
     let unknown = HandshakeError::PeerTargetUnknown { asked };
     assert_eq!(with(28, &[9; 16]), (unknown, RejectCode::UnknownSession));
@@ -278,10 +284,42 @@ fn what_is_not_tcpx_is_refused_at_its_first_byte() {
         &b"TCPX\x01\0\x00\x04"[..], // a ClientHello of 1,024 bytes and its header is too long
         b"TCPX\x01\0\x03\0",        // too short for a version range
         b"TCPX\x03\0\x40\0",        // a proof before the hello
-        b"TCPX\x05\0\xff\xff",      // a Reject has two bytes
+        b"TCPX\x05\0\x01\0",        // a Reject has at least two bytes
+        b"TCPX\x05\0\x0b\0",        // and at most ten
         b"TCPX\x01\x01\x60\0",      // reserved
     ] {
         let mut server = server();
         assert!(server.handle(header).is_err(), "{header:?}");
     }
+}
+
+#[test]
+fn a_reject_is_as_long_as_its_code_wants() {
+    let said = |body: &[u8]| {
+        let mut reject = b"TCPX\x05\0".to_vec();
+        reject.extend((body.len() as u16).to_le_bytes());
+        reject.extend(body);
+        let mut client = client();
+        client.poll_transmit().unwrap();
+        client.handle(&reject).unwrap_err()
+    };
+    let code = |code| HandshakeError::PeerRejected { code };
+    assert_eq!(said(&[5, 0]), code(RejectCode::Closing));
+    let trailing = crate::codec::CodecError::Trailing { left: 1 };
+    assert_eq!(said(&[5, 0, 0]), MessageError::from(trailing).into());
+    // Of a code that is not known, what follows it is not known either.
+    assert_eq!(said(&[200, 0]), code(RejectCode::Other(200)));
+    let long = [200, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+    assert_eq!(said(&long), code(RejectCode::Other(200)));
+
+    let missing = Missing::new(Features::COMMS, Features::from_bits(0x80)).unwrap();
+    let body = [7, 0, 2, 0, 0, 0, 0x80, 0, 0, 0];
+    assert_eq!(said(&body), code(RejectCode::Requirement(missing)));
+    for len in 2..body.len() {
+        let error = said(&body[..len]);
+        let malformed = matches!(error, HandshakeError::PeerMessageMalformed(_));
+        assert!(malformed, "{len} bytes: {error}");
+    }
+    let nothing = [7, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(said(&nothing), MessageError::NothingMissing.into());
 }

@@ -15,6 +15,7 @@ fn outcome(result: Result<usize, HandshakeError>, state: &str, out: Option<Vec<u
         Err(HandshakeError::PeerMessageUnexpected { .. }) => "PeerMessageUnexpected",
         Err(HandshakeError::PeerRejected { .. }) => "PeerRejected",
         Err(HandshakeError::PeerProofWrong) => "PeerProofWrong",
+        Err(HandshakeError::PeerIncompatible { .. }) => "PeerIncompatible",
         Err(HandshakeError::CallerRejected { .. }) => "CallerRejected",
         Err(HandshakeError::CallerAcceptedUnproven) => "CallerAcceptedUnproven",
         Err(error) => panic!("{error}"),
@@ -29,15 +30,31 @@ fn outcome(result: Result<usize, HandshakeError>, state: &str, out: Option<Vec<u
         Some(_) => panic!("unknown message"),
     };
     let code = match out {
-        Some(bytes) if bytes[4] == 5 => format!("({:?})", reject_code(Some(bytes))),
+        Some(bytes) if bytes[4] == 5 => match reject_code(Some(bytes)) {
+            // Which one is in `negotiation`.
+            RejectCode::Requirement(_) => "(Requirement)".into(),
+            code => format!("({code:?})"),
+        },
         _ => String::new(),
     };
     format!("{result}{sent}{code}")
 }
 
-/// Columns of both tables. "Wrong" is the honest message with a broken tag.
+/// A client that requires what the server of the tables does not offer.
+fn unfit_client() -> Client {
+    client_with(
+        &info_of(&identity(SERVER)),
+        0xc1,
+        offer(0b0011_0010, 0b0010_0000),
+    )
+}
+
+/// Columns of both tables. "Wrong" is the honest message with a broken tag, "unfit" is one that
+/// leaves a requirement unmet.
 fn messages() -> Vec<(&'static str, Vec<u8>)> {
     let honest = Honest::new();
+    let mut unfit_server = server_with(identity(SERVER), 0x51, offer(0b0100_0000, 0b0100_0000));
+    unfit_server.handle(&honest.hello).unwrap();
     let wrong = |bytes: &[u8]| {
         let mut bytes = bytes.to_vec();
         *bytes.last_mut().unwrap() ^= 1;
@@ -45,7 +62,12 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
     };
     vec![
         ("ClientHello", honest.hello),
+        (
+            "ClientHello, unfit",
+            unfit_client().poll_transmit().unwrap(),
+        ),
         ("ServerHello", honest.server_hello.clone()),
+        ("ServerHello, unfit", unfit_server.poll_transmit().unwrap()),
         ("ServerHello, wrong", wrong(&honest.server_hello)),
         ("ClientProof", honest.proof.clone()),
         ("ClientProof, wrong", wrong(&honest.proof)),
@@ -118,9 +140,21 @@ fn every_server_state_meets_every_event() {
     failed.handle(b"GET").unwrap_err();
     failed.poll_transmit().unwrap();
 
+    let (mut unfit, mut client) = (await_hello.clone(), unfit_client());
+    unfit.handle(&client.poll_transmit().unwrap()).unwrap();
+    client.handle(&unfit.poll_transmit().unwrap()).unwrap_err();
+    unfit.handle(&client.poll_transmit().unwrap()).unwrap();
+
     let mut table = String::new();
-    for server in [await_hello, await_proof, proven, accepted, failed] {
-        table += &format!("{}\n", server_state(&server));
+    for (note, server) in [
+        ("", await_hello),
+        ("", await_proof),
+        ("", proven),
+        (", unfit", unfit),
+        ("", accepted),
+        ("", failed),
+    ] {
+        table += &format!("{}{note}\n", server_state(&server));
         for (name, bytes) in messages() {
             let mut server = server.clone();
             let result = server.handle(&bytes);
@@ -153,7 +187,9 @@ fn every_server_state_meets_every_event() {
 const CLIENT_TABLE: &str = "\
 AwaitHello
   ClientHello        PeerMessageUnexpected > Reject(BadMessage)
+  ClientHello, unfit PeerMessageUnexpected > Reject(BadMessage)
   ServerHello        AwaitReady > ClientProof
+  ServerHello, unfit PeerIncompatible > ClientProof
   ServerHello, wrong PeerProofWrong > Reject(BadProof)
   ClientProof        PeerMessageUnexpected > Reject(BadMessage)
   ClientProof, wrong PeerMessageUnexpected > Reject(BadMessage)
@@ -162,7 +198,9 @@ AwaitHello
   garbage            PeerMessageMalformed > Reject(BadMessage)
 AwaitReady
   ClientHello        PeerMessageUnexpected > Reject(BadMessage)
+  ClientHello, unfit PeerMessageUnexpected > Reject(BadMessage)
   ServerHello        PeerMessageUnexpected > Reject(BadMessage)
+  ServerHello, unfit PeerMessageUnexpected > Reject(BadMessage)
   ServerHello, wrong PeerMessageUnexpected > Reject(BadMessage)
   ClientProof        PeerMessageUnexpected > Reject(BadMessage)
   ClientProof, wrong PeerMessageUnexpected > Reject(BadMessage)
@@ -171,7 +209,9 @@ AwaitReady
   garbage            PeerMessageMalformed > Reject(BadMessage)
 Established
   ClientHello        ignored
+  ClientHello, unfit ignored
   ServerHello        ignored
+  ServerHello, unfit ignored
   ServerHello, wrong ignored
   ClientProof        ignored
   ClientProof, wrong ignored
@@ -180,7 +220,9 @@ Established
   garbage            ignored
 Failed
   ClientHello        PeerMessageMalformed
+  ClientHello, unfit PeerMessageMalformed
   ServerHello        PeerMessageMalformed
+  ServerHello, unfit PeerMessageMalformed
   ServerHello, wrong PeerMessageMalformed
   ClientProof        PeerMessageMalformed
   ClientProof, wrong PeerMessageMalformed
@@ -192,7 +234,9 @@ Failed
 const SERVER_TABLE: &str = "\
 AwaitHello
   ClientHello        AwaitProof > ServerHello
+  ClientHello, unfit AwaitProof > ServerHello
   ServerHello        PeerMessageUnexpected > Reject(BadMessage)
+  ServerHello, unfit PeerMessageUnexpected > Reject(BadMessage)
   ServerHello, wrong PeerMessageUnexpected > Reject(BadMessage)
   ClientProof        PeerMessageUnexpected > Reject(BadMessage)
   ClientProof, wrong PeerMessageUnexpected > Reject(BadMessage)
@@ -203,7 +247,9 @@ AwaitHello
   reject()           Failed > Reject(TooMany)
 AwaitProof
   ClientHello        PeerMessageUnexpected > Reject(BadMessage)
+  ClientHello, unfit PeerMessageUnexpected > Reject(BadMessage)
   ServerHello        PeerMessageUnexpected > Reject(BadMessage)
+  ServerHello, unfit PeerMessageUnexpected > Reject(BadMessage)
   ServerHello, wrong PeerMessageUnexpected > Reject(BadMessage)
   ClientProof        Proven
   ClientProof, wrong PeerProofWrong > Reject(BadProof)
@@ -214,7 +260,9 @@ AwaitProof
   reject()           Failed > Reject(TooMany)
 Proven
   ClientHello        ignored
+  ClientHello, unfit ignored
   ServerHello        ignored
+  ServerHello, unfit ignored
   ServerHello, wrong ignored
   ClientProof        ignored
   ClientProof, wrong ignored
@@ -223,9 +271,24 @@ Proven
   garbage            ignored
   accept()           Accepted > ServerReady
   reject()           Failed > Reject(TooMany)
+Proven, unfit
+  ClientHello        ignored
+  ClientHello, unfit ignored
+  ServerHello        ignored
+  ServerHello, unfit ignored
+  ServerHello, wrong ignored
+  ClientProof        ignored
+  ClientProof, wrong ignored
+  ServerReady        ignored
+  Reject             ignored
+  garbage            ignored
+  accept()           PeerIncompatible > Reject(Requirement)
+  reject()           Failed > Reject(TooMany)
 Accepted
   ClientHello        ignored
+  ClientHello, unfit ignored
   ServerHello        ignored
+  ServerHello, unfit ignored
   ServerHello, wrong ignored
   ClientProof        ignored
   ClientProof, wrong ignored
@@ -236,7 +299,9 @@ Accepted
   reject()           Accepted
 Failed
   ClientHello        PeerMessageMalformed
+  ClientHello, unfit PeerMessageMalformed
   ServerHello        PeerMessageMalformed
+  ServerHello, unfit PeerMessageMalformed
   ServerHello, wrong PeerMessageMalformed
   ClientProof        PeerMessageMalformed
   ClientProof, wrong PeerMessageMalformed

@@ -126,7 +126,7 @@ impl ControlLoop {
         let routes = Routes::new(&self.core.local_addresses, info.addresses());
         let limit = self.core.config.connect_timeout();
         let now = Instant::now();
-        let lanes = (0..self.core.config.lanes()).map(|index| DialLane {
+        let lanes = (0..self.core.lanes_over(&routes)).map(|index| DialLane {
             route: index % routes.preferred.max(1),
             tried: Vec::new(),
             token: 0,

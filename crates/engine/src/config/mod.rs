@@ -28,9 +28,9 @@ use crate::staging::{CHUNK_FACTOR, DEPTH, MAX_SLOT_BYTES};
 /// The configuration of a [`Session`](crate::Session).
 ///
 /// Start from [`Config::from_env`] or [`Config::defaults`], then set values: by key and text
-/// ([`Config::set`], [`Config::with`]), as settings come from users, or by the typed `with_` methods.
-/// A value that was accepted can be used; there is no later check. Defaults that depend on other
-/// settings follow them until they are set themselves.
+/// ([`Config::set`], [`Config::with`]), as settings come from users, or by the typed `with_`
+/// methods. A value that was accepted can be used; there is no later check. Defaults that depend on
+/// other settings follow them until they are set themselves.
 #[derive(Clone, Debug)]
 pub struct Config {
     values: Values,

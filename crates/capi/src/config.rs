@@ -93,7 +93,7 @@ pub unsafe extern "C" fn tcpx_config_each(
                 variable,
                 &row.value,
                 &source,
-                row.help,
+                &row.help,
                 &row.reason,
             ]
             .map(c_text);

@@ -31,7 +31,7 @@ const EXAMPLES: &str = "\
   TCPX_WORKERS            Threads that move bytes
   TCPX_INTERFACES         Interfaces that carry lanes, as NCCL_SOCKET_IFNAME is written:
                           eth1,eth2 by prefix, =eth1 exactly, ^docker,lo all others
-  TCPX_CONTROL_INTERFACE  Interface for control traffic
+  TCPX_CONTROL_INTERFACE  Interfaces to listen on besides; lanes use them as a last resort
   TCPX_LOG                As --log
   NO_COLOR                As --color never
   `tcpx config` lists every setting with its variable, value and source.

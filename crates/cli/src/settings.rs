@@ -30,7 +30,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
     interfaces: Option<String>,
 
-    /// Interface for control traffic
+    /// Interfaces to listen on besides; lanes use them as a last resort
     #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
     control_interface: Option<String>,
 

@@ -22,7 +22,7 @@ use crate::peer::PeerShared;
 use crate::plan::Pieces;
 use crate::progress::Worker;
 use crate::region::{LocalSlice, Memory, Region, Regions, Segment};
-use crate::routes::LocalAddress;
+use crate::routes::{LocalAddress, Routes};
 use crate::staging::Staging;
 use crate::transport::local::Local;
 use crate::transport::plugin::Net;
@@ -169,6 +169,22 @@ impl Core {
 
     pub(crate) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
+    }
+
+    /// The number of lanes of a connection over these routes: each pair of interfaces has one, unless
+    /// the configuration says how many there are, or a plugin carries the bytes.
+    pub(crate) fn lanes_over(&self, routes: &Routes) -> usize {
+        match self.net {
+            None => self.config.lanes_for(routes.pairs()),
+            Some(_) => self.config.lanes(),
+        }
+    }
+
+    /// The number of lanes that a connection to the peer will have if this session makes it.
+    pub(crate) fn lanes_to(&self, peer: &PeerShared) -> usize {
+        peer.info().map_or(self.config.lanes(), |info| {
+            self.lanes_over(&Routes::new(&self.local_addresses, info.addresses()))
+        })
     }
 
     /// Whether connections that are being made are no longer of use.

@@ -216,10 +216,8 @@ impl Session {
         let core = self.core();
         core.check_open()?;
         let pieces = core.resolve(segments)?;
-        let lanes = peer
-            .shared
-            .link()
-            .map_or(core.config.lanes(), |link| link.lanes());
+        let link = peer.shared.link();
+        let lanes = link.map_or_else(|| core.lanes_to(&peer.shared), |link| link.lanes());
         let limits = Limits {
             chunk_bytes: core.config.chunk_bytes(),
             lanes,

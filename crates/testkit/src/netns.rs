@@ -28,19 +28,20 @@ pub enum Machine {
     Right,
 }
 
-/// Two network namespaces joined by two cables, `cable0` and `cable1`. They are gone when this is
-/// dropped.
+/// Two network namespaces joined by cables: `cable0`, `cable1` and so on, each a network of its own.
+/// They are gone when this is dropped.
 #[derive(Debug)]
 pub struct TwoMachines {
     left: String,
     right: String,
     family: Family,
+    cables: usize,
 }
 
 impl TwoMachines {
-    /// Builds them; `None`, with a message, where that is not possible.
+    /// Builds them with so many cables; `None`, with a message, where that is not possible.
     #[must_use]
-    pub fn build(family: Family) -> Option<Self> {
+    pub fn build(family: Family, cables: usize) -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         remove_leftovers();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -50,6 +51,7 @@ impl TwoMachines {
             left: name("l"),
             right: name("r"),
             family,
+            cables,
         };
         match machines.wire() {
             Ok(()) => Some(machines),
@@ -65,7 +67,7 @@ impl TwoMachines {
             ip(&["netns", "add", machine])?;
             ip(&["-n", machine, "link", "set", "lo", "up"])?;
         }
-        for cable in 0..2 {
+        for cable in 0..self.cables {
             let name = format!("cable{cable}");
             let (left, right) = (self.left.as_str(), self.right.as_str());
             ip(&[
@@ -87,23 +89,24 @@ impl TwoMachines {
                 ip(&["-n", ns, "link", "set", &name, "up"])?;
             }
         }
-        self.wait_for_carrier();
+        for cable in 0..self.cables {
+            self.wait_for_carrier(cable);
+        }
         Ok(())
     }
 
     /// The kernel reports a carrier a little later than it has one.
-    fn wait_for_carrier(&self) {
+    fn wait_for_carrier(&self, cable: usize) {
+        let name = format!("cable{cable}");
         for machine in [&self.left, &self.right] {
-            for cable in ["cable0", "cable1"] {
-                wait_until("the cable has a carrier", || {
-                    let link = ip(&["-n", machine, "link", "show", cable, "up"]);
-                    let is_up = link.is_ok_and(|link| link.contains("state UP"));
-                    if !is_up {
-                        std::thread::sleep(Duration::from_millis(20));
-                    }
-                    is_up
-                });
-            }
+            wait_until("the cable has a carrier", || {
+                let link = ip(&["-n", machine, "link", "show", &name, "up"]);
+                let is_up = link.is_ok_and(|link| link.contains("state UP"));
+                if !is_up {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                is_up
+            });
         }
     }
 
@@ -149,7 +152,7 @@ impl TwoMachines {
     pub fn mend(&self, cable: usize) {
         let name = format!("cable{cable}");
         ip(&["-n", &self.left, "link", "set", &name, "up"]).expect("the cable can be mended");
-        self.wait_for_carrier();
+        self.wait_for_carrier(cable);
         if self.family == Family::V6 {
             // IPv6 addresses go when their interface does.
             let address = format!("{}/64", self.address(Machine::Left, cable));

@@ -72,7 +72,7 @@ pub(crate) struct Setting {
     /// Where the value came from.
     source: String,
     /// What the setting does.
-    help: &'static str,
+    help: String,
     /// Why the default is what it is.
     reason: String,
 }

@@ -68,7 +68,7 @@ impl From<tcpx::ConfigRow> for Row {
             value: row.value,
             source: row.source.to_string(),
             reason: row.reason,
-            help: row.help.to_string(),
+            help: row.help,
         }
     }
 }

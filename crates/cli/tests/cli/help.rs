@@ -96,6 +96,19 @@ fn a_bad_variable_is_named_with_its_value_and_what_was_expected() {
 }
 
 #[test]
+fn a_variable_that_is_not_utf8_is_named() {
+    use std::os::unix::ffi::OsStrExt;
+    let bytes = std::ffi::OsStr::from_bytes(b"4\xff");
+    let refused = tcpx(&["config"]).env("TCPX_LANES", bytes).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    let stderr = String::from_utf8(refused.stderr).unwrap();
+    assert!(
+        stderr.contains("TCPX_LANES") && stderr.contains("UTF-8"),
+        "{stderr}"
+    );
+}
+
+#[test]
 fn a_reader_that_leaves_early_is_no_problem() {
     for arguments in [&["devices"][..], &["config"], &["config", "--json"]] {
         let mut child = tcpx(arguments)

@@ -119,6 +119,21 @@ fn route_time(limit: Duration, routes: usize) -> Duration {
     }
 }
 
+/// Chooses the next route of a lane that has tried some: the one that has led to the peer, else one
+/// that has failed for no lane, else any. A fall-back is reached in time although many routes
+/// before it do not answer, since each fails for one lane only.
+fn choose_route(
+    count: usize,
+    good: Option<usize>,
+    tried: &[usize],
+    failed: &[usize],
+) -> Option<usize> {
+    let is_untried = |route: &usize| !tried.contains(route);
+    good.filter(is_untried)
+        .or_else(|| (0..count).find(|route| is_untried(route) && !failed.contains(route)))
+        .or_else(|| (0..count).find(is_untried))
+}
+
 impl ControlLoop {
     /// Starts to connect to a peer.
     pub(super) fn dial(&mut self, peer: &Arc<PeerShared>) {
@@ -151,7 +166,7 @@ impl ControlLoop {
         let routes = Routes::new(&self.core.local_addresses, info.addresses());
         let limit = self.core.config.connect_timeout();
         let now = Instant::now();
-        let lanes = (0..self.core.config.lanes()).map(|index| DialLane {
+        let lanes = (0..self.core.lanes_over(&routes)).map(|index| DialLane {
             route: index % routes.preferred.max(1),
             tried: Vec::new(),
             token: 0,
@@ -386,16 +401,13 @@ impl Attempt {
     /// Puts a lane on the next route worth trying; false when there is none.
     fn next_route(&mut self, lane: usize, reason: &str) -> bool {
         self.note(lane, reason);
-        let good = self.good;
-        let count = self.routes.all.len();
         let dialing = &mut self.lanes[lane];
         dialing.tried.push(dialing.route);
-        let next = good
-            .into_iter()
-            .chain(0..count)
-            .find(|route| !dialing.tried.contains(route));
+        let failed: Vec<_> = self.lanes.iter().flat_map(|l| l.tried.clone()).collect();
+        let tried = &self.lanes[lane].tried;
+        let next = choose_route(self.routes.all.len(), self.good, tried, &failed);
         if let Some(route) = next {
-            dialing.route = route;
+            self.lanes[lane].route = route;
         }
         next.is_some()
     }
@@ -492,6 +504,18 @@ fn shake(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lane_tries_next_what_has_failed_for_none() {
+        assert_eq!(choose_route(4, None, &[0], &[0]), Some(1));
+        assert_eq!(choose_route(4, None, &[0], &[0, 1, 2]), Some(3));
+        // What leads to the peer comes first, unless it has failed this lane.
+        assert_eq!(choose_route(4, Some(2), &[0], &[0]), Some(2));
+        assert_eq!(choose_route(4, Some(2), &[2], &[2]), Some(0));
+        // Where all have failed for some lane, each lane still tries those that it has not.
+        assert_eq!(choose_route(2, None, &[1], &[0, 1]), Some(0));
+        assert_eq!(choose_route(2, None, &[0, 1], &[0, 1]), None);
+    }
 
     #[test]
     fn routes_share_the_time_and_leave_some_to_the_next() {

@@ -1,5 +1,5 @@
-//! Two machines with two cables between them: network namespaces, as root. Elsewhere these tests say that they were
-//! skipped.
+//! Two machines with cables between them: network namespaces, as root. Elsewhere these tests say
+//! that they were skipped.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -19,8 +19,20 @@ struct Stage {
 }
 
 impl Stage {
+    /// With two cables.
     fn new(family: Family, interfaces: &str, settings: &[(&str, &str)]) -> Option<Self> {
-        let machines = TwoMachines::build(family)?;
+        let machines = TwoMachines::build(family, 2)?;
+        Some(Self::on(machines, interfaces, settings))
+    }
+
+    /// With three cables, of which the first is for control.
+    fn with_control_cable(family: Family) -> Option<Self> {
+        let machines = TwoMachines::build(family, 3)?;
+        let settings = [("control_interface", "cable0"), ("lanes", "4")];
+        Some(Self::on(machines, "cable1,cable2", &settings))
+    }
+
+    fn on(machines: TwoMachines, interfaces: &str, settings: &[(&str, &str)]) -> Self {
         let setup = Setup::base().with("interfaces", interfaces);
         let settings = settings.iter();
         let setup = settings.fold(setup, |setup, (key, value)| setup.with(key, *value));
@@ -36,11 +48,11 @@ impl Stage {
         let (alice, bob) = (open(Machine::Left, "alice"), open(Machine::Right, "bob"));
         alice.knows_info(&bob.info());
         bob.knows_info(&alice.info());
-        Some(Self {
+        Self {
             alice,
             bob,
             machines,
-        })
+        }
     }
 
     /// The pairs of addresses that alice's lanes to bob are between.
@@ -86,6 +98,22 @@ impl Stage {
         self.alice.deregister(&here);
         self.bob.deregister(&there);
     }
+
+    /// Moves bytes until the first two cables have carried their part both ways: which lane takes a
+    /// chunk depends on which of them the machine lets run.
+    #[track_caller]
+    fn works_on_both_cables(&self, seed: u64) {
+        wait_until("both cables carry bytes both ways", || {
+            self.works(seed);
+            let lanes = self.alice.lanes("bob");
+            (0..2).all(|cable| {
+                let lanes = || lanes.iter().filter(|l| l.local.ip() == self.ends(cable).0);
+                let sent: u64 = lanes().map(|l| l.bytes_sent).sum();
+                let received: u64 = lanes().map(|l| l.bytes_received).sum();
+                sent > 1 << 20 && received > 1 << 20
+            })
+        });
+    }
 }
 
 fn lanes_spread_over_both_cables(family: Family) {
@@ -103,17 +131,7 @@ fn lanes_spread_over_both_cables(family: Family) {
             let on_cable = lanes.iter().filter(|l| **l == stage.ends(cable)).count();
             assert_eq!(on_cable, 2, "cable {cable} of {lanes:?}");
         }
-        stage.works(1);
-        for cable in 0..2 {
-            let mut lanes = stage.alice.lanes("bob");
-            lanes.retain(|l| l.local.ip() == stage.ends(cable).0);
-            let sent: u64 = lanes.iter().map(|l| l.bytes_sent).sum();
-            let received: u64 = lanes.iter().map(|l| l.bytes_received).sum();
-            assert!(
-                sent > 1 << 20 && received > 1 << 20,
-                "cable {cable} has carried its part both ways: {lanes:?}"
-            );
-        }
+        stage.works_on_both_cables(1);
     });
 }
 
@@ -125,6 +143,72 @@ fn ipv4_lanes_spread_over_both_cables() {
 #[test]
 fn ipv6_lanes_spread_over_both_cables() {
     lanes_spread_over_both_cables(Family::V6);
+}
+
+#[test]
+fn both_cables_have_a_lane_by_default() {
+    story(|| {
+        let Some(stage) = Stage::new(Family::V4, "cable0,cable1", &[]) else {
+            return;
+        };
+        stage.alice.connect("bob").expect("bob listens");
+        let used: BTreeSet<_> = stage.lanes().into_iter().collect();
+        assert_eq!(used, BTreeSet::from([stage.ends(0), stage.ends(1)]));
+        stage.works_on_both_cables(6);
+    });
+}
+
+#[test]
+fn one_lane_is_one_lane_where_it_is_asked_for() {
+    story(|| {
+        if Setup::names_a_plugin() {
+            return skipped("a plugin's devices are not chosen by routes");
+        }
+        let Some(stage) = Stage::new(Family::V4, "cable0,cable1", &[("lanes", "1")]) else {
+            return;
+        };
+        stage.works(7);
+        assert_eq!(stage.lanes(), [stage.ends(0)]);
+    });
+}
+
+#[test]
+fn lanes_keep_off_the_control_cable() {
+    story(|| {
+        for family in [Family::V4, Family::V6] {
+            let Some(stage) = Stage::with_control_cable(family) else {
+                return;
+            };
+            let listens: BTreeSet<_> = stage.bob.addresses().iter().map(|a| a.ip()).collect();
+            let all = [0, 1, 2].map(|cable| stage.ends(cable).1);
+            assert_eq!(listens, BTreeSet::from(all));
+            stage.alice.connect("bob").expect("bob listens");
+            let mut lanes = stage.lanes();
+            lanes.sort_unstable();
+            let (one, two) = (stage.ends(1), stage.ends(2));
+            assert_eq!(lanes, [one, one, two, two]);
+            stage.works(8);
+        }
+    });
+}
+
+#[test]
+fn the_control_cable_serves_where_the_others_are_cut() {
+    story(|| {
+        if Setup::names_a_plugin() {
+            return skipped("a plugin's devices are not chosen by what they reach");
+        }
+        for family in [Family::V4, Family::V6] {
+            let Some(stage) = Stage::with_control_cable(family) else {
+                return;
+            };
+            stage.machines.cut(1);
+            stage.machines.cut(2);
+            stage.alice.connect("bob").expect("there is another way");
+            assert_eq!(stage.lanes(), [stage.ends(0); 4]);
+            stage.works(9);
+        }
+    });
 }
 
 #[test]

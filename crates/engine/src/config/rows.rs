@@ -1,0 +1,31 @@
+//! The table of settings.
+
+mod moving;
+mod network;
+
+pub(super) use self::moving::*;
+pub(super) use self::network::*;
+use super::row::Setting;
+
+/// All settings. A default may depend on the rows above it.
+pub(super) static ROWS: &[&dyn Setting] = &[
+    &NAME,
+    &LANES,
+    &CHUNK_BYTES,
+    &WINDOW,
+    &WORKERS,
+    &INTERFACES,
+    &CONTROL_INTERFACE,
+    &TRANSPORT,
+    &PLUGIN,
+    &PLUGIN_VERSION,
+    &STAGING,
+    &STAGING_BYTES,
+    &PEER_TIMEOUT,
+    &CONNECT_TIMEOUT,
+    &SPIN_US,
+    &SOCKET_BUFFER_BYTES,
+    &CONGESTION,
+    &LISTEN_PORT,
+    &LOG,
+];

@@ -1,0 +1,226 @@
+//! Settings of how bytes are moved.
+
+use std::time::Duration;
+
+use tcpx_proto::frame::MAX_CHUNK_BYTES;
+use tcpx_proto::info::Name as SessionName;
+
+use crate::config::form::{Bytes, Choice, Form, Microseconds, Name, Number, Text, bytes_text};
+use crate::config::row::{DefaultValue, Row};
+use crate::config::{StagingKind, cores, host_name, slot_bytes};
+use crate::staging::{CHUNK_FACTOR, DEPTH};
+
+/// The most lanes to one peer.
+pub(in crate::config) const MAX_LANES: usize = 64;
+
+/// The most lanes to one peer by default.
+const USUAL_LANES: usize = 8;
+
+const DEFAULT_CHUNK_BYTES: usize = 1 << 20;
+const DEFAULT_WINDOW: usize = 16;
+const DEFAULT_STAGING_BYTES: usize = 256 << 20;
+const DEFAULT_SPIN: Duration = Duration::from_micros(50);
+
+pub(in crate::config) static NAME: Row<Name> = Row {
+    key: "name",
+    variables: &["TCPX_NAME"],
+    help: || "What this session calls itself to its peers.".into(),
+    form: Name {
+        max: SessionName::MAX_LEN,
+    },
+    default: DefaultValue::Derived {
+        of: |_| format!("{}-{}", host_name(), std::process::id()),
+        text: || "host name and process id".into(),
+    },
+    why: || "unique without being asked for".into(),
+    get: |v| &v.name,
+    get_mut: |v| &mut v.name,
+};
+
+pub(in crate::config) static LANES: Row<Number<usize>> = Row {
+    key: "lanes",
+    variables: &["TCPX_LANES", "UCCL_TCPX_NUM_CHANNELS"],
+    help: || {
+        "TCP streams to each peer. More lanes use more cores and more NIC queues. Unless this is \
+         set, every pair of interfaces that leads to a peer, and every device of a plugin, has a \
+         lane of its own."
+            .into()
+    },
+    form: Number {
+        what: "a whole number",
+        or: None,
+        min: 1,
+        max: MAX_LANES,
+    },
+    default: DefaultValue::Derived {
+        of: |_| (cores() / 2).clamp(1, USUAL_LANES),
+        text: || format!("half of the cores, from 1 to {USUAL_LANES}"),
+    },
+    why: || {
+        format!(
+            "a stream keeps a core busy at each end, and {USUAL_LANES} fill any NIC of today; this \
+             machine has {}",
+            match cores() {
+                1 => "one core".into(),
+                cores => format!("{cores} cores"),
+            }
+        )
+    },
+    get: |v| &v.lanes,
+    get_mut: |v| &mut v.lanes,
+};
+
+pub(in crate::config) static CHUNK_BYTES: Row<Bytes> = Row {
+    key: "chunk_bytes",
+    variables: &["TCPX_CHUNK_BYTES", "UCCL_TCPX_CHUNK_BYTES"],
+    help: || {
+        format!(
+            "The most bytes one lane moves at once; {CHUNK_FACTOR} times as many for GPU memory. \
+             Smaller chunks spread better over lanes, larger ones cost fewer headers."
+        )
+    },
+    // Below this the frame headers begin to cost; nothing longer passes in one frame.
+    form: Bytes {
+        or_zero: false,
+        min: 16 << 10,
+        max: MAX_CHUNK_BYTES as usize,
+    },
+    default: DefaultValue::Fixed(|| DEFAULT_CHUNK_BYTES),
+    why: || "half of a core's L2 cache, and 0.003 % of header".into(),
+    get: |v| &v.chunk_bytes,
+    get_mut: |v| &mut v.chunk_bytes,
+};
+
+pub(in crate::config) static WINDOW: Row<Number<usize>> = Row {
+    key: "window",
+    variables: &["TCPX_WINDOW"],
+    help: || {
+        "Chunks in flight on one lane. Lanes × window × chunk must cover bandwidth × round trip."
+            .into()
+    },
+    form: Number {
+        what: "a whole number",
+        or: None,
+        min: 1,
+        max: 1024,
+    },
+    default: DefaultValue::Fixed(|| DEFAULT_WINDOW),
+    why: || {
+        let in_flight = (DEFAULT_WINDOW * DEFAULT_CHUNK_BYTES) as u64;
+        let milliseconds = 8 * in_flight / 25_000_000;
+        format!(
+            "with chunks of {} a lane covers 25 Gbit/s at {milliseconds} ms",
+            bytes_text(DEFAULT_CHUNK_BYTES)
+        )
+    },
+    get: |v| &v.window,
+    get_mut: |v| &mut v.window,
+};
+
+pub(in crate::config) static WORKERS: Row<Number<usize>> = Row {
+    key: "workers",
+    variables: &["TCPX_WORKERS"],
+    help: || "Threads that move bytes. They sleep when nothing moves.".into(),
+    form: Number {
+        what: "a whole number",
+        or: None,
+        min: 1,
+        max: 64,
+    },
+    default: DefaultValue::Derived {
+        of: |v| v.lanes.value.min((cores() / 2).max(1)),
+        text: || "as lanes, at most half of the cores".into(),
+    },
+    why: || "a lane is driven by one thread at a time, and the application has work too".into(),
+    get: |v| &v.workers,
+    get_mut: |v| &mut v.workers,
+};
+
+pub(in crate::config) static STAGING: Row<Choice<StagingKind>> = Row {
+    key: "staging",
+    variables: &["TCPX_STAGING"],
+    help: || {
+        "Which memory passes through pinned host memory: that of GPUs (auto), or host memory too \
+         (always), which is slower and only of use to try the path without a GPU."
+            .into()
+    },
+    form: Choice {
+        words: &[("auto", StagingKind::Auto), ("always", StagingKind::Always)],
+    },
+    default: DefaultValue::Fixed(|| StagingKind::Auto),
+    why: || "sockets reach all other memory directly".into(),
+    get: |v| &v.staging,
+    get_mut: |v| &mut v.staging,
+};
+
+pub(in crate::config) static STAGING_BYTES: Row<Bytes> = Row {
+    key: "staging_bytes",
+    variables: &["TCPX_STAGING_BYTES"],
+    help: || {
+        let (slots, slot) = (2 * DEPTH, slot_bytes(DEFAULT_CHUNK_BYTES));
+        format!(
+            "The most host memory that is pinned for GPU transfers, for all peers together. It is \
+             pinned as it is needed: with the default chunk_bytes a lane to a busy peer takes up to \
+             {slots} slots of {}, {} in all.",
+            bytes_text(slot),
+            bytes_text(slots * slot)
+        )
+    },
+    form: Bytes {
+        or_zero: false,
+        min: 1 << 20,
+        max: 64 << 30,
+    },
+    default: DefaultValue::Fixed(|| DEFAULT_STAGING_BYTES),
+    why: || {
+        let slot = slot_bytes(DEFAULT_CHUNK_BYTES);
+        let peers = DEFAULT_STAGING_BYTES / (2 * DEPTH * slot * USUAL_LANES);
+        format!(
+            "{DEPTH} slots of {} each way on {USUAL_LANES} lanes to {peers} peers at once",
+            bytes_text(slot)
+        )
+    },
+    get: |v| &v.staging_bytes,
+    get_mut: |v| &mut v.staging_bytes,
+};
+
+pub(in crate::config) static SPIN_US: Row<Microseconds> = Row {
+    key: "spin_us",
+    variables: &["TCPX_SPIN_US"],
+    help: || {
+        "How long a worker looks for more work before it sleeps. Longer lowers latency and burns \
+         CPU."
+            .into()
+    },
+    form: Microseconds { max: 100_000 },
+    default: DefaultValue::Derived {
+        of: |_| {
+            if cores() == 1 {
+                Duration::ZERO
+            } else {
+                DEFAULT_SPIN
+            }
+        },
+        text: || format!("{}, 0 with one core", SPIN_US.form.show(&DEFAULT_SPIN)),
+    },
+    why: || {
+        "about what it costs to put a thread to sleep and wake it; with one core, spinning keeps \
+         the peer from running"
+            .into()
+    },
+    get: |v| &v.spin,
+    get_mut: |v| &mut v.spin,
+};
+
+pub(in crate::config) static LOG: Row<Text> = Row {
+    key: "log",
+    variables: &["TCPX_LOG"],
+    help: || "What is logged.".into(),
+    form: Text {
+        what: "error, warn, info, debug or trace, or a filter such as tcpx=debug",
+    },
+    default: DefaultValue::Fixed(|| "warn".into()),
+    why: || "silent while all is well".into(),
+    get: |v| &v.log,
+    get_mut: |v| &mut v.log,
+};

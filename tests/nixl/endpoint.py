@@ -58,10 +58,10 @@ def is_taken(port):
 
 
 def on_free_ports(count, make):
-    """Calls `make` with as many ports that are free, for what cannot choose a port itself, and returns its result.
+    """Returns what `make` returns for `count` free ports, for programs that cannot choose a port.
 
-    All are held at the same moment and released right before the call. Another process may take one of them even
-    so: where the call fails and one is taken, everything starts over with other ports.
+    All are held at the same moment and released right before the call. Another process may take one
+    even so: where the call fails and one is taken, everything starts over with other ports.
     """
     for attempt in range(10):
         holders = [bound() for _ in range(count)]

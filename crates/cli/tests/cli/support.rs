@@ -31,8 +31,8 @@ pub(crate) fn in_environment(mut command: Command, args: &[&str]) -> Command {
     command
 }
 
-/// Returns an address where nobody listens, and what keeps others from listening there while it lives: a
-/// connection that has this address as its own.
+/// Returns an address where nobody listens, and what keeps others from listening there while it
+/// lives: a connection that has this address as its own.
 pub(crate) fn deaf_address() -> (SocketAddr, (TcpListener, TcpStream)) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -31,7 +31,7 @@ static inline void bootstrap_resolve(const char *host, const char *port, struct 
     }
 }
 
-/* Waits for one client. */
+/* Waits for one client. Port 0 takes a free one; the port is printed. */
 static inline int bootstrap_serve(const char *host, const char *port)
 {
     struct addrinfo *address;
@@ -42,6 +42,17 @@ static inline int bootstrap_serve(const char *host, const char *port)
         bootstrap_die("listen");
     }
     freeaddrinfo(address);
+
+    struct sockaddr_storage bound;
+    socklen_t length = sizeof bound;
+    char number[16];
+    if (getsockname(listener, (struct sockaddr *)&bound, &length) != 0 ||
+        getnameinfo((struct sockaddr *)&bound, length, NULL, 0, number, sizeof number, NI_NUMERICSERV) != 0) {
+        bootstrap_die("getsockname");
+    }
+    printf("server: listening on port %s\n", number);
+    fflush(stdout);
+
     int client = accept(listener, NULL, NULL);
     if (client < 0) {
         bootstrap_die("accept");

@@ -12,8 +12,9 @@ class Bootstrap:
 
     @classmethod
     def serve(cls, host, port):
-        """Waits for one client."""
+        """Waits for one client. Port 0 takes a free one; the port is printed."""
         with socket.create_server((host, port)) as listener:
+            print("server: listening on port", listener.getsockname()[1], flush=True)
             return cls(listener.accept()[0])
 
     @classmethod

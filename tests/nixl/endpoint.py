@@ -4,7 +4,6 @@ The same class serves both sides: in the test's own process, and behind `peer.Pe
 """
 
 import gc
-import random
 import socket
 import time
 
@@ -39,17 +38,41 @@ def until(condition, what, timeout=TIMEOUT):
     return answer
 
 
-def free_port():
-    """A port that nobody listens on now, nor on the next one; below those that the kernel gives away by itself."""
-    while True:
-        port = random.randrange(10_000, 30_000)
+def bound(port=0):
+    """A socket that holds a port of every address, without listening there."""
+    holder = socket.socket()
+    try:
+        holder.bind(("", port))
+    except OSError:
+        holder.close()
+        raise
+    return holder
+
+
+def is_taken(port):
+    try:
+        bound(port).close()
+    except OSError:
+        return True
+    return False
+
+
+def on_free_ports(count, make):
+    """Returns what `make` returns for `count` free ports, for programs that cannot choose a port.
+
+    All are held at the same moment and released right before the call. Another process may take one
+    even so: where the call fails and one is taken, everything starts over with other ports.
+    """
+    for attempt in range(10):
+        holders = [bound() for _ in range(count)]
+        ports = [holder.getsockname()[1] for holder in holders]
+        for holder in holders:
+            holder.close()
         try:
-            for one in (port, port + 1):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", one))
-            return port
-        except OSError:
-            pass
+            return make(*ports)
+        except Exception:
+            if attempt == 9 or not any(map(is_taken, ports)):
+                raise
 
 
 def rows(addresses, lengths):

@@ -7,35 +7,66 @@ import sys
 from nixl._api import nixl_agent, nixl_agent_config
 
 from conftest import ROOT
-from endpoint import BACKEND, TIMEOUT, free_port
+from endpoint import BACKEND, TIMEOUT, until
 from peer import die_with_parent
 
 TEXT = (ROOT / "docs" / "nixl.md").read_text()
 
 
+class Program:
+    """A process whose output goes to a file, so that it can be shown whatever happens."""
+
+    def __init__(self, command, output):
+        self.output = output
+        with open(output, "w") as file:
+            self.process = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, preexec_fn=die_with_parent
+            )
+
+    def said(self):
+        return self.output.read_text()
+
+    def port(self):
+        """The port it listens on, once it says so."""
+
+        def found():
+            line = re.search(r"listening on port (\d+)\n", self.said())
+            assert line or self.process.poll() is None, "it has ended"
+            return line
+
+        try:
+            return until(found, "listening")[1]
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it said:\n{self.said()}") from None
+
+    def end(self):
+        """Waits for its end, and kills it where that does not come."""
+        try:
+            return self.process.wait(TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            return f"no end within {TIMEOUT} s"
+
+
 def test_the_program(tmp_path):
     """The first Python block, in two processes, as it stands."""
-    program = tmp_path / "blocks.py"
-    program.write_text(re.search(r"```python\n(.*?)```", TEXT, re.DOTALL)[1])
-    port = str(free_port())
-    processes = {
-        role: subprocess.Popen(
-            [sys.executable, program, role, "127.0.0.1", port],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            preexec_fn=die_with_parent,
-        )
-        for role in ("target", "initiator")
-    }
+    file = tmp_path / "blocks.py"
+    file.write_text(re.search(r"```python\n(.*?)```", TEXT, re.DOTALL)[1])
+
+    def start(role, port):
+        return Program([sys.executable, file, role, "127.0.0.1", port], tmp_path / role)
+
+    target = start("target", "0")
     try:
-        said = {role: process.communicate(timeout=TIMEOUT)[0] for role, process in processes.items()}
+        initiator = start("initiator", target.port())
+        ends = {"initiator": initiator.end(), "target": target.end()}
     finally:
-        for process in processes.values():
-            process.kill()
-    assert "target: every second block has arrived" in said["target"], said
-    assert "initiator: DONE" in said["initiator"], said
-    assert [process.returncode for process in processes.values()] == [0, 0], said
+        target.process.kill()
+    said = f"{ends}\ntarget:\n{target.said()}\ninitiator:\n{initiator.said()}"
+    assert ends == {"initiator": 0, "target": 0}, said
+    assert "target: every second block has arrived" in target.said(), said
+    assert "initiator: DONE" in initiator.said(), said
 
 
 def test_the_parameters():

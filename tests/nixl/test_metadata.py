@@ -1,5 +1,6 @@
 """How agents come to know each other, and how they stop: by hand, by NIXL's listener, by etcd."""
 
+import functools
 import os
 import pathlib
 import shutil
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from conftest import Pair
-from endpoint import BACKEND, DONE, ERRORS, NOT_FOUND, free_port, moved, rows, until
+from endpoint import BACKEND, DONE, ERRORS, NOT_FOUND, moved, on_free_ports, rows, until
 from peer import die_with_parent
 
 MIB = 1 << 20
@@ -163,8 +164,12 @@ def test_removed_is_disconnected(pair):
 
 
 def listening(make, name, size=MIB):
-    port = free_port()
-    return make(name, size, enable_listen_thread=True, listen_port=port), port
+    """An endpoint whose agent listens, and its port."""
+
+    def on(port):
+        return make(name, size, enable_listen_thread=True, listen_port=port), port
+
+    return on_free_ports(1, on)
 
 
 def knows(endpoint, name):
@@ -241,25 +246,37 @@ def etcd(tmp_path, monkeypatch):
     program = os.environ.get("ETCD") or shutil.which("etcd")
     if not program:
         pytest.skip("no etcd: install Debian's etcd-server, or name the program with ETCD")
-    client, members = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
-    with open(tmp_path / "log", "wb") as log:
-        server = subprocess.Popen(
-            [program, "--data-dir", tmp_path / "data", "--log-level", "warn", "--unsafe-no-fsync"]
-            + ["--listen-client-urls", client, "--advertise-client-urls", client]
-            + ["--listen-peer-urls", members, "--initial-advertise-peer-urls", members]
-            + ["--initial-cluster", f"default={members}"],
-            stdout=log,
-            stderr=log,
-            preexec_fn=die_with_parent,
-        )
+    client, server = on_free_ports(2, functools.partial(start_etcd, program, tmp_path))
     try:
-        until(lambda: healthy(client, server), "etcd")
         monkeypatch.setenv("NIXL_ETCD_ENDPOINTS", client)
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         yield
     finally:
         server.kill()
         server.wait()
+
+
+def start_etcd(program, folder, client_port, members_port):
+    """The server's address and its process, once it answers."""
+    client, members = (f"http://127.0.0.1:{port}" for port in (client_port, members_port))
+    log = folder / f"log-{client_port}"
+    with open(log, "wb") as output:
+        server = subprocess.Popen(
+            [program, "--data-dir", folder / f"data-{client_port}", "--log-level", "warn", "--unsafe-no-fsync"]
+            + ["--listen-client-urls", client, "--advertise-client-urls", client]
+            + ["--listen-peer-urls", members, "--initial-advertise-peer-urls", members]
+            + ["--initial-cluster", f"default={members}"],
+            stdout=output,
+            stderr=output,
+            preexec_fn=die_with_parent,
+        )
+    try:
+        until(lambda: healthy(client, server), "etcd")
+    except AssertionError as error:
+        server.kill()
+        server.wait()
+        raise AssertionError(f"{error}; etcd said:\n{log.read_text()}") from None
+    return client, server
 
 
 def healthy(url, server):

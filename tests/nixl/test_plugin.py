@@ -4,7 +4,7 @@ import nixl._bindings as bindings
 import pytest
 from nixl._api import nixl_agent, nixl_agent_config
 
-from endpoint import BACKEND, DONE, free_port, rows
+from endpoint import BACKEND, DONE, on_free_ports, rows
 
 MIB = 1 << 20
 
@@ -85,13 +85,16 @@ def test_refuses_the_environment(agent, capfd, monkeypatch):
 
 
 def test_refuses_a_port_that_is_taken(agent, endpoint, capfd):
-    port = str(free_port())
-    first = endpoint("first", params={"listen_port": port})
-    with pytest.raises(bindings.nixlBackendError):
-        agent.create_backend(BACKEND, {"listen_port": port})
-    assert port in capfd.readouterr().err
-    first.close()
-    agent.create_backend(BACKEND, {"listen_port": port})
+    def take_in_turns(port):
+        params = {"listen_port": str(port)}
+        first = endpoint("first", params=params)
+        with pytest.raises(bindings.nixlBackendError):
+            agent.create_backend(BACKEND, params)
+        assert str(port) in capfd.readouterr().err
+        first.close()
+        agent.create_backend(BACKEND, params)
+
+    on_free_ports(1, take_in_turns)
 
 
 def test_refuses_a_name(capfd):

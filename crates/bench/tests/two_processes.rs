@@ -1,6 +1,7 @@
 //! Small measurements over two real processes on loopback. The second process is this test binary
 //! again, told by the environment to run `peer_process` for real.
 
+use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -181,12 +182,12 @@ fn a_server_outlives_its_clients_and_strangers() {
 
 #[test]
 fn nobody_there_and_impossible_wishes_are_errors_in_words() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    // The local end of a connection: nobody listens there, and nobody else can while it lives.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let held = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let deaf = held.local_addr().unwrap();
     let refused =
-        Remote::connect(&free.to_string(), Duration::from_secs(5), Place::Host, &[]).unwrap_err();
+        Remote::connect(&deaf.to_string(), Duration::from_secs(5), Place::Host, &[]).unwrap_err();
     assert!(
         matches!(refused, Error::Bootstrap(BootstrapError::Refused { .. })),
         "{refused}"

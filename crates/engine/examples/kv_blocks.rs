@@ -35,7 +35,13 @@ fn server(address: &str) -> Result<(), Box<dyn std::error::Error>> {
     }
     let region = session.register(&cache)?;
 
-    let (mut bootstrap, _) = TcpListener::bind(address)?.accept()?;
+    let listener = TcpListener::bind(address)?;
+    // Port 0 takes a free one.
+    println!(
+        "server: listening on port {}",
+        listener.local_addr()?.port()
+    );
+    let (mut bootstrap, _) = listener.accept()?;
     send(&mut bootstrap, &session.connection_info())?;
     send(&mut bootstrap, &region.descriptor().to_bytes())?;
 

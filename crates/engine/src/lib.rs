@@ -17,6 +17,7 @@
 //! |---|---|
 //! | `session`, `peer`, `core` | the public objects and what they share |
 //! | `config`, `error` | one typed configuration, one typed error |
+//! | `sync` | locks with ranks, which check the order of locking in debug builds |
 //! | `memory`, `region` | owned buffers; registered memory, keys, access checks |
 //! | `plan` | segments become chunks; pure |
 //! | `transfer`, `run`, `completion` | a transfer, one posting of it, how it ends |
@@ -49,6 +50,7 @@ mod routes;
 mod run;
 mod session;
 mod staging;
+mod sync;
 mod tagged;
 #[cfg(test)]
 mod testing;

@@ -1,6 +1,6 @@
 //! `tcpx bench`: small measurements over two real processes. Numbers are not judged, bytes are.
 
-use crate::support::{Run, Server, run, tcpx};
+use crate::support::{Run, Server, deaf_address, run, tcpx};
 
 #[test]
 fn a_measurement_is_a_document_with_the_floor_in_it() {
@@ -180,11 +180,8 @@ fn a_short_soak_moves_and_verifies() {
 
 #[test]
 fn a_server_that_is_not_there_is_a_failure() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
-    let refused = run(&["bench", "client", &free.to_string(), "--quick"]).expect(1);
+    let (address, _held) = deaf_address();
+    let refused = run(&["bench", "client", &address.to_string(), "--quick"]).expect(1);
     assert!(refused.stderr.contains("refused"), "{}", refused.stderr);
 }
 

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpListener;
 
-use crate::support::{Server, run, tcpx};
+use crate::support::{Server, deaf_address, run, tcpx};
 
 fn server(extra: &[&str]) -> Server {
     let base = [
@@ -109,14 +109,11 @@ fn strangers_do_not_end_a_server() {
 
 #[test]
 fn nobody_there_is_refused() {
-    let free = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
-    let refused = run(&["check", "client", &free.to_string(), "--json"]).expect(1);
+    let (address, _held) = deaf_address();
+    let refused = run(&["check", "client", &address.to_string(), "--json"]).expect(1);
     let error = refused.json()["error"].as_str().unwrap().to_owned();
     assert!(
-        error.contains("refused") && error.contains(&free.to_string()),
+        error.contains("refused") && error.contains(&address.to_string()),
         "{error}"
     );
     assert!(refused.stderr.contains("error:"), "{}", refused.stderr);

@@ -1,6 +1,7 @@
 //! Running the binary.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,14 @@ pub(crate) fn in_environment(mut command: Command, args: &[&str]) -> Command {
         .args(args)
         .stdin(Stdio::null());
     command
+}
+
+/// Returns an address where nobody listens, and what keeps others from listening there while it
+/// lives: a connection that has this address as its own.
+pub(crate) fn deaf_address() -> (SocketAddr, (TcpListener, TcpStream)) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (stream.local_addr().unwrap(), (listener, stream))
 }
 
 /// What a finished run left.

@@ -26,6 +26,8 @@
 
 mod landing;
 mod silence;
+#[cfg(test)]
+mod tests;
 
 use alloc::collections::VecDeque;
 use alloc::string::String;

@@ -428,7 +428,7 @@ impl<O: Offer, A> Lane<O, A> {
 
     /// Chooses what is sent next and takes it off its queue: READ requests first, since they cost
     /// nothing and keep the peer busy; then answers and WRITE chunks in turn. What is returned is in
-    /// flight: the caller must send it, or settle it by [`Lane::withdraw`].
+    /// flight: the caller must send it, or settle a WRITE chunk by [`Lane::withdraw`].
     pub fn poll_transmit(&mut self, room: &mut impl Room<O, A>) -> Option<Transmit<O, A>> {
         if self.closed {
             return None;
@@ -554,7 +554,9 @@ impl<O: Offer, A> Lane<O, A> {
             || !self.control.is_empty()
     }
 
-    /// Ends the lane: nothing is queued or chosen from now on. Returns what was under way.
+    /// Ends the lane: nothing is queued or chosen from now on. Returns what was under way, without the
+    /// chunks that [`Lane::handle_frame`] has returned: they are the caller's, who must end also those
+    /// whose bytes have not landed.
     pub fn close(&mut self) -> Remains<O> {
         self.closed = true;
         self.control = Vec::new();

@@ -272,6 +272,9 @@ fn a_closed_lane_takes_and_sends_nothing() {
     lane.handle_landed(chunk(9, 0), None);
     lane.handle_request(1);
     lane.push_mark(5);
+    lane.handle_frame(&frame(Kind::Write, chunk(9, 1), 1))
+        .unwrap();
+    lane.handle_landed(chunk(9, 1), None);
     assert!(lane.is_busy() && lane.has_work());
 
     let remains = lane.close();

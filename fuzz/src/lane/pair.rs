@@ -34,6 +34,8 @@ struct Side {
     in_flight: BTreeMap<ChunkId, (Op, u64)>,
     settled: BTreeSet<ChunkId>,
     unanswered: usize,
+    /// Whether the last payload was an answer.
+    answered: bool,
     sent: VecDeque<Turn>,
     said: u64,
 }
@@ -52,6 +54,7 @@ impl Side {
             in_flight: BTreeMap::new(),
             settled: BTreeSet::new(),
             unanswered: 0,
+            answered: false,
             sent: VecDeque::new(),
             said: 0,
         }
@@ -113,7 +116,8 @@ impl Side {
                 wire.push_back(header(Kind::Read, piece.id, piece.bytes));
             }
             Some(Transmit::Write(piece)) => {
-                assert!(can_write);
+                assert!(can_write && (!can_answer || self.answered), "not its turn");
+                self.answered = false;
                 self.begin(Op::Write, piece);
                 if withdraw {
                     assert_eq!(self.lane.withdraw(piece.id), Some(piece));
@@ -125,7 +129,8 @@ impl Side {
                 }
             }
             Some(Transmit::Answer(Piece { id, bytes })) => {
-                assert!(can_answer);
+                assert!(can_answer && (!can_write || !self.answered), "not its turn");
+                self.answered = true;
                 self.unanswered -= 1;
                 wire.push_back(if is_refused(id) {
                     header(Kind::ReadError, id, 0)

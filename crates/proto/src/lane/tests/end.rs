@@ -11,6 +11,19 @@ use crate::frame::{Entry, FLAG_NOTIFY, REGION_BYTES, Table};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked(Piece);
 
+/// Room for some answers and not for others, so that they leave in any order.
+struct Picky<'a>(&'a mut Random);
+
+impl Room<Run, Asked> for Picky<'_> {
+    fn for_write(&mut self, _: &Run) -> bool {
+        true
+    }
+
+    fn for_answer(&mut self, _: &Asked) -> bool {
+        self.0.below(2) == 0
+    }
+}
+
 /// What has arrived and is dealt with in the order of its frames.
 #[derive(Debug)]
 pub(super) enum Arrival {
@@ -152,10 +165,11 @@ impl End {
     }
 
     /// The next piece of the stream: what is urgent, then at most one frame with a chunk.
-    pub(super) fn transmit(&mut self) -> Vec<u8> {
+    pub(super) fn transmit(&mut self, random: &mut Random) -> Vec<u8> {
         let mut out = Vec::new();
         self.lane.encode_urgent(&mut out);
-        match self.lane.poll_transmit(&mut { ROOM }) {
+        let transmit = self.lane.poll_transmit(&mut Picky(random));
+        match transmit.or_else(|| self.lane.poll_transmit(&mut { ROOM })) {
             Some(Transmit::Request(piece)) => {
                 self.begin(Op::Read);
                 out.extend(with_table(Kind::Read, piece));

@@ -89,14 +89,18 @@ impl Pair {
             }
         }
         let Self {
-            ends, links, now, ..
+            ends,
+            links,
+            now,
+            random,
+            ..
         } = self;
         let mut next = None::<Duration>;
         for side in [0, 1] {
             for (end, link) in ends[side].iter_mut().zip(&mut links[side]) {
                 end.handle_copies(*now);
                 while link.has_room() {
-                    let bytes = end.transmit();
+                    let bytes = end.transmit(random);
                     if bytes.is_empty() {
                         break;
                     }

@@ -61,8 +61,11 @@ proptest! {
             let lane = random.below(setup.lanes as u64) as usize;
             pair.links[*side][lane].latency = MS * random.below(60) as u32;
             pair.links[1 - *side][lane].bandwidth = 1000 + random.below(1 << 20);
+            pair.links[1 - *side][lane].stalled = random.below(2) == 0;
             pair.ends[1 - *side][lane].mark(1000 + random.below(1000));
         }
+        let links = pair.links.iter_mut().flatten();
+        links.for_each(|link| link.stalled = false);
         pair.run();
         pair.assert_all_settled();
         pair.assert_in_order();

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use tcpx_fuzz::handshake::{EDITS, FAULTY_CLIENT, FAULTY_SERVER, NOISE, run};
+use tcpx_fuzz::lane::{Action, HOSTILE, PAIR};
 use tcpx_proto::descriptor::{Memory, RegionDescriptor, RegionKey};
 use tcpx_proto::frame::{Entry, FLAG_INLINE, FLAG_NOTIFY, Header, Kind, TAG_BYTES};
 use tcpx_proto::info::{ConnectionInfo, Name, Secret, SessionId};
@@ -13,6 +14,7 @@ fn main() -> std::io::Result<()> {
         ("connection_info", connection_infos()),
         ("frame", frames()),
         ("handshake", handshakes()),
+        ("lane", lanes()),
     ] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("seeds")
@@ -191,6 +193,94 @@ fn handshakes() -> Seeds {
         (
             "faulty-client-unfit",
             [&[FAULTY_CLIENT], &demanding_client[8..]].concat(),
+        ),
+    ]
+}
+
+fn lanes() -> Seeds {
+    use Action::*;
+    // An action of the first side or of the second, with the bits that say more.
+    let first = |action: Action, bits: u8| action as u8 | bits << 4;
+    let second = |action: Action, bits: u8| first(action, bits) | 8;
+    let pair = |lanes: u8, steps: &[&[u8]]| [&[PAIR, 0x21, lanes], &steps.concat()[..]].concat();
+    let sent = [first(Poll, 3), second(Deliver, 0), second(Land, 0)];
+    let told = [second(Flush, 0), first(Deliver, 0)];
+    let answered = [second(Poll, 3), first(Deliver, 0), first(Land, 0)];
+    let late = [
+        first(Poll, 3),
+        first(Poll, 3),
+        second(Deliver, 0),
+        second(Deliver, 0),
+    ];
+
+    let record = |action: u8, header: Header| {
+        let mut out = vec![action];
+        header.encode(&mut out);
+        out
+    };
+    let hostile = |records: &[Vec<u8>]| [&[HOSTILE, 0x11], &records.concat()[..]].concat();
+    let named = |kind, transfer, seq, payload| Header {
+        seq,
+        payload,
+        ..Header::new(kind, transfer)
+    };
+    let table = |kind, seq| Header {
+        regions: 1,
+        entries: 1,
+        ..named(kind, 9, seq, 1)
+    };
+    vec![
+        ("pair-write", pair(0, &[&[first(Post, 0)], &sent, &told])),
+        (
+            "pair-write-cut",
+            pair(0x80, &[&[first(Post, 4)], &sent, &sent]),
+        ),
+        ("pair-read", pair(1, &[&[first(Post, 3)], &sent, &answered])),
+        (
+            "pair-order",
+            pair(
+                0,
+                &[&[first(Post, 2)], &late, &[first(Say, 0), first(Say, 1)]],
+            ),
+        ),
+        (
+            "pair-withdraw-kill",
+            pair(
+                2,
+                &[&[
+                    second(Post, 4),
+                    second(Poll, 7),
+                    second(Kill, 0),
+                    second(Ping, 0),
+                ]],
+            ),
+        ),
+        (
+            "hostile-settle",
+            hostile(&[
+                record(7, named(Kind::Data, 2, 0, 1)),
+                record(7, named(Kind::ReadError, 2, 1, 0)),
+                record(3, named(Kind::Notify, 0, 0, 0)),
+                record(0, named(Kind::ReadError, 2, 2, 0)),
+            ]),
+        ),
+        (
+            "hostile-write",
+            hostile(&[
+                record(0, table(Kind::Write, 0)),
+                record(40, table(Kind::Write, 1)),
+                record(56, table(Kind::Write, 2)),
+                record(0, table(Kind::Write, 3)),
+                record(0, table(Kind::Write, 4)),
+            ]),
+        ),
+        (
+            "hostile-read",
+            hostile(&[
+                record(0, table(Kind::Read, 0)),
+                record(0, table(Kind::Read, 1)),
+                record(0, table(Kind::Read, 2)),
+            ]),
         ),
     ]
 }

@@ -15,3 +15,4 @@
 pub mod connection_info;
 pub mod frame;
 pub mod handshake;
+pub mod lane;

@@ -1,4 +1,5 @@
-//! The checks hold for every seed, and for every seed with one byte changed or cut off.
+//! The checks hold for every seed, for every seed with one bit changed or an end cut off, and for
+//! noise where that gets anywhere.
 
 use std::fs;
 use std::path::Path;
@@ -37,4 +38,26 @@ fn frame() {
 #[test]
 fn handshake() {
     each_seed("handshake", tcpx_fuzz::handshake::check);
+}
+
+#[test]
+fn lane() {
+    each_seed("lane", tcpx_fuzz::lane::check);
+}
+
+#[test]
+fn noise_on_lanes() {
+    // A linear congruential generator: the same noise each time. Every byte is an operation.
+    let mut state = 1u64;
+    let mut byte = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 56) as u8
+    };
+    for len in (0..2000).step_by(10) {
+        let mut input: Vec<u8> = (0..len).map(|_| byte()).collect();
+        input.insert(0, tcpx_fuzz::lane::PAIR);
+        tcpx_fuzz::lane::check(&input);
+    }
 }

@@ -26,6 +26,8 @@
 
 mod landing;
 mod silence;
+#[cfg(test)]
+mod tests;
 
 use alloc::collections::VecDeque;
 use alloc::string::String;
@@ -256,7 +258,8 @@ pub struct Remains<O: Offer> {
     pub chunks: Vec<O::Chunk>,
 }
 
-/// Offers that are looked at in one call. They take turns, so that the others are next.
+/// Offers that are put back in one call because they must wait. They take turns, so that the others
+/// are next. Offers that others have emptied do not count: each is looked at once and then gone.
 const MAX_LOOKS: usize = 64;
 
 /// Room that an idle control buffer keeps: a long notification must not leave its size behind.
@@ -425,7 +428,7 @@ impl<O: Offer, A> Lane<O, A> {
 
     /// Chooses what is sent next and takes it off its queue: READ requests first, since they cost
     /// nothing and keep the peer busy; then answers and WRITE chunks in turn. What is returned is in
-    /// flight: the caller must send it, or settle it by [`Lane::withdraw`].
+    /// flight: the caller must send it, or settle a WRITE chunk by [`Lane::withdraw`].
     pub fn poll_transmit(&mut self, room: &mut impl Room<O, A>) -> Option<Transmit<O, A>> {
         if self.closed {
             return None;
@@ -442,16 +445,13 @@ impl<O: Offer, A> Lane<O, A> {
 
     fn poll_request(&mut self) -> Option<Transmit<O, A>> {
         // Each offer gets one look: a share that is used up frees itself when an answer comes.
-        for _ in 0..self.read_offers.len().min(MAX_LOOKS) {
-            if self.reads.is_full() {
-                return None;
-            }
+        let mut looks = self.read_offers.len().min(MAX_LOOKS);
+        while looks > 0 && !self.reads.is_full() {
             let offer = self.read_offers.pop_front()?;
             if self.has_its_share(&offer) {
                 self.read_offers.push_back(offer);
-                continue;
-            }
-            if let Some(transmit) = self.take_from(offer) {
+                looks -= 1;
+            } else if let Some(transmit) = self.take_from(offer) {
                 return Some(transmit);
             }
         }
@@ -470,16 +470,13 @@ impl<O: Offer, A> Lane<O, A> {
     }
 
     fn poll_write(&mut self, room: &mut impl Room<O, A>) -> Option<Transmit<O, A>> {
-        for _ in 0..self.write_offers.len().min(MAX_LOOKS) {
-            if self.writes.is_full() {
-                return None;
-            }
+        let mut looks = self.write_offers.len().min(MAX_LOOKS);
+        while looks > 0 && !self.writes.is_full() {
             let offer = self.write_offers.pop_front()?;
             if !room.for_write(&offer) {
                 self.write_offers.push_back(offer);
-                continue;
-            }
-            if let Some(transmit) = self.take_from(offer) {
+                looks -= 1;
+            } else if let Some(transmit) = self.take_from(offer) {
                 return Some(transmit);
             }
         }
@@ -557,7 +554,9 @@ impl<O: Offer, A> Lane<O, A> {
             || !self.control.is_empty()
     }
 
-    /// Ends the lane: nothing is queued or chosen from now on. Returns what was under way.
+    /// Ends the lane: nothing is queued or chosen from now on. Returns what was under way, without the
+    /// chunks that [`Lane::handle_frame`] has returned: they are the caller's, who must end also those
+    /// whose bytes have not landed.
     pub fn close(&mut self) -> Remains<O> {
         self.closed = true;
         self.control = Vec::new();

@@ -48,7 +48,7 @@ impl<P> Landing<P> {
         Ticket(self.first + self.places.len() as u64 - 1)
     }
 
-    /// Hands in the frame that has this ticket. A ticket that is over is ignored.
+    /// Hands in the frame that has this ticket. Drops the payload if the ticket is over.
     pub fn complete(&mut self, ticket: Ticket, payload: P) {
         let at = ticket.0.checked_sub(self.first);
         let place = at.and_then(|at| self.places.get_mut(usize::try_from(at).ok()?));

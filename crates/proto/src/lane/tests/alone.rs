@@ -1,0 +1,326 @@
+//! One lane, step by step.
+
+use alloc::format;
+use alloc::vec::Vec;
+
+use super::*;
+
+#[test]
+fn a_lane_asks_for_its_share_of_an_offer_and_for_more_as_answers_come() {
+    let run = Run::new(Op::Read, 1, &[10; 16]);
+    let mut lanes = [Alone::new(64, 64, 4), Alone::new(64, 64, 4)];
+    for lane in &mut lanes {
+        lane.offer(run.clone()).unwrap();
+        assert_eq!(drain(lane), ["request"; 4]);
+    }
+    let [first, second] = &mut lanes;
+    for seq in [2, 0] {
+        let data = frame(Kind::Data, chunk(1, seq), 10);
+        assert_eq!(
+            first.handle_frame(&data),
+            Ok(Meaning::Data(run.pieces[seq as usize]))
+        );
+    }
+    assert_eq!(drain(first), ["request"; 2]);
+    assert_eq!(drain(second), [""; 0]);
+}
+
+#[test]
+fn shares_are_counted_for_each_transfer() {
+    let mut lane = Alone::new(64, 64, 2);
+    for transfer in 1..=3 {
+        lane.offer(Run::new(Op::Read, transfer, &[1; 4])).unwrap();
+    }
+    lane.offer(Run::new(Op::Read, 4, &[1])).unwrap();
+    assert_eq!(drain(&mut lane), ["request"; 2 + 2 + 2 + 1]);
+}
+
+#[test]
+fn a_window_of_requests_and_a_window_of_writes_are_in_flight_at_most() {
+    let mut lane = Alone::new(3, 64, 1);
+    lane.offer(Run::new(Op::Read, 1, &[1; 10])).unwrap();
+    lane.offer(Run::new(Op::Write, 2, &[1; 10])).unwrap();
+    assert_eq!(
+        drain(&mut lane),
+        ["request", "request", "request", "write", "write", "write"]
+    );
+    assert_eq!(lane.load(), 6);
+    lane.handle_frame(&frame(Kind::Ack, chunk(2, 1), 0))
+        .unwrap();
+    lane.handle_frame(&frame(Kind::ReadError, chunk(1, 2), 0))
+        .unwrap();
+    assert_eq!(drain(&mut lane), ["request", "write"]);
+}
+
+#[test]
+fn answers_and_chunks_of_ours_take_turns() {
+    let mut lane = Alone::new(64, 64, 1);
+    lane.offer(Run::new(Op::Write, 1, &[1; 4])).unwrap();
+    (0..3).for_each(|answer| lane.handle_request(answer));
+    assert_eq!(
+        drain(&mut lane),
+        [
+            "answer", "write", "answer", "write", "answer", "write", "write"
+        ]
+    );
+    // Who sent last is remembered while nothing is sent.
+    lane.handle_request(3);
+    lane.offer(Run::new(Op::Write, 2, &[1])).unwrap();
+    assert_eq!(drain(&mut lane), ["answer", "write"]);
+    lane.handle_request(4);
+    assert_eq!(drain(&mut lane), ["answer"]);
+    lane.handle_request(5);
+    lane.offer(Run::new(Op::Write, 3, &[1])).unwrap();
+    assert_eq!(drain(&mut lane), ["write", "answer"]);
+}
+
+#[test]
+fn what_has_no_room_does_not_hold_up_what_has() {
+    /// Room for transfers and answers with an odd number.
+    struct Odd;
+    impl Room<Run, u32> for Odd {
+        fn for_write(&mut self, offer: &Run) -> bool {
+            offer.transfer() % 2 == 1
+        }
+        fn for_answer(&mut self, answer: &u32) -> bool {
+            answer % 2 == 1
+        }
+    }
+    let mut lane = Alone::new(64, 64, 1);
+    for number in 0..4 {
+        lane.offer(Run::new(Op::Write, u64::from(number), &[1]))
+            .unwrap();
+        lane.handle_request(number);
+    }
+    let mut sent = Vec::new();
+    while let Some(transmit) = lane.poll_transmit(&mut Odd) {
+        sent.push(match transmit {
+            Transmit::Write(piece) => piece.id.transfer,
+            Transmit::Answer(answer) => 10 + u64::from(answer),
+            other => panic!("{other:?}"),
+        });
+    }
+    assert_eq!(sent, [11, 1, 13, 3]);
+    assert_eq!(drain(&mut lane).len(), 4);
+}
+
+#[test]
+fn offers_that_others_have_emptied_do_not_hide_the_one_behind_them() {
+    for op in [Op::Read, Op::Write] {
+        let mut lane = Alone::new(64, 64, 1);
+        for transfer in 1..=500 {
+            let empty = Run::new(op, transfer, &[1]);
+            lane.offer(empty.clone()).unwrap();
+            empty.take();
+        }
+        lane.offer(Run::new(op, 501, &[1])).unwrap();
+        assert_eq!(drain(&mut lane).len(), 1, "{op:?}");
+        assert!(!lane.has_work());
+    }
+}
+
+#[test]
+fn a_dead_offer_is_handed_back_once() {
+    for op in [Op::Read, Op::Write] {
+        let mut lane = Alone::new(64, 64, 1);
+        let run = Run::new(op, 1, &[1; 4]);
+        lane.offer(run.clone()).unwrap();
+        assert!(lane.poll_transmit(&mut { ROOM }).is_some());
+        run.dead.set(true);
+        assert_eq!(
+            lane.poll_transmit(&mut { ROOM }),
+            Some(Transmit::Dead(run.clone()))
+        );
+        assert_eq!(lane.poll_transmit(&mut { ROOM }), None);
+        // What was sent before is still in flight.
+        assert_eq!(lane.load(), 1);
+        assert_eq!(lane.close().chunks, [run.pieces[0]]);
+    }
+}
+
+#[test]
+fn a_chunk_that_is_withdrawn_frees_its_place_and_cannot_be_settled_again() {
+    let mut lane = Alone::new(1, 64, 1);
+    let run = Run::new(Op::Write, 1, &[7, 8]);
+    lane.offer(run.clone()).unwrap();
+    assert_eq!(drain(&mut lane), ["write"]);
+    assert_eq!(lane.withdraw(chunk(1, 1)), None);
+    assert_eq!(lane.withdraw(chunk(1, 0)), Some(run.pieces[0]));
+    assert_eq!((lane.load(), lane.withdraw(chunk(1, 0))), (0, None));
+    assert_eq!(
+        lane.handle_frame(&frame(Kind::Ack, chunk(1, 0), 0)),
+        Err(Violation::NotInFlight {
+            id: chunk(1, 0),
+            kind: Kind::Ack
+        })
+    );
+    assert_eq!(drain(&mut lane), ["write"]);
+    assert_eq!(lane.load(), 8);
+}
+
+#[test]
+fn a_peer_may_have_a_window_of_chunks_that_it_was_not_told_the_end_of() {
+    let mut lane = Alone::new(64, 2, 1);
+    let write = |seq| frame(Kind::Write, chunk(9, seq), 1);
+    let full = Err(Violation::TooManyWrites { window: 2 });
+    lane.handle_frame(&write(0)).unwrap();
+    lane.handle_frame(&write(1)).unwrap();
+    assert_eq!(lane.handle_frame(&write(2)), full);
+    // Landing is not enough: what was landed and not told is still kept here.
+    lane.handle_landed(chunk(9, 1), None);
+    assert_eq!(lane.handle_frame(&write(2)), full);
+    assert_eq!(lane.replies(), 1);
+    assert_eq!(urgent(&mut lane), [(Kind::Ack, chunk(9, 1))]);
+    assert_eq!(
+        lane.handle_frame(&write(2)),
+        Ok(Meaning::Write(chunk(9, 2)))
+    );
+    // A refusal settles its chunk by itself.
+    lane.handle_landed(chunk(9, 0), Some((Status::OutOfBounds, "no".into())));
+    assert_eq!(urgent(&mut lane), [(Kind::WriteError, chunk(9, 0))]);
+    assert_eq!(urgent(&mut lane), []);
+    lane.handle_frame(&write(3)).unwrap();
+    assert_eq!(lane.handle_frame(&write(4)), full);
+}
+
+#[test]
+fn a_peer_may_have_a_window_of_requests_that_are_not_answered() {
+    let mut lane = Alone::new(64, 2, 1);
+    let read = |seq| frame(Kind::Read, chunk(9, seq), 1);
+    for seq in 0..2 {
+        assert_eq!(
+            lane.handle_frame(&read(seq)),
+            Ok(Meaning::Request(chunk(9, seq)))
+        );
+        lane.handle_request(seq);
+    }
+    assert_eq!(
+        lane.handle_frame(&read(2)),
+        Err(Violation::TooManyRequests { window: 2 })
+    );
+    assert_eq!(lane.poll_transmit(&mut { ROOM }), Some(Transmit::Answer(0)));
+    assert_eq!(
+        lane.handle_frame(&read(2)),
+        Ok(Meaning::Request(chunk(9, 2)))
+    );
+}
+
+#[test]
+fn an_answer_of_another_length_does_not_settle_its_chunk() {
+    let mut lane = Alone::new(64, 64, 1);
+    let run = Run::new(Op::Read, 1, &[10]);
+    lane.offer(run.clone()).unwrap();
+    assert_eq!(drain(&mut lane), ["request"]);
+    for found in [0, 9, 11] {
+        assert_eq!(
+            lane.handle_frame(&frame(Kind::Data, chunk(1, 0), found)),
+            Err(Violation::WrongLength {
+                id: chunk(1, 0),
+                expected: 10,
+                found
+            })
+        );
+    }
+    // The end of the connection settles it.
+    assert_eq!(lane.close().chunks, run.pieces[..]);
+}
+
+#[test]
+fn a_mark_is_sent_behind_the_replies_for_what_has_landed() {
+    let mut lane = Alone::new(64, 64, 1);
+    for seq in 0..2 {
+        lane.handle_frame(&frame(Kind::Write, chunk(1, seq), 1))
+            .unwrap();
+    }
+    lane.push_control(|out| Header::new(Kind::Pong, 5).encode(out));
+    lane.handle_landed(chunk(1, 0), None);
+    lane.push_mark(77);
+    lane.handle_landed(chunk(1, 1), None);
+    assert_eq!(
+        urgent(&mut lane),
+        [
+            (Kind::Pong, chunk(5, 0)),
+            (Kind::Ack, chunk(1, 0)),
+            (Kind::Ping, chunk(77, 0)),
+            (Kind::Ack, chunk(1, 1)),
+        ]
+    );
+}
+
+#[test]
+fn a_long_notification_does_not_leave_its_size_behind() {
+    let mut lane = Alone::new(64, 64, 1);
+    lane.push_control(|out| out.resize(1 << 20, 0));
+    let mut out = Vec::new();
+    lane.encode_urgent(&mut out);
+    assert_eq!(out.len(), 1 << 20);
+    assert!(lane.control.capacity() <= CONTROL_BYTES);
+}
+
+#[test]
+fn a_closed_lane_takes_and_sends_nothing() {
+    let mut lane = Alone::new(2, 2, 1);
+    let (read, write) = (
+        Run::new(Op::Read, 1, &[1; 4]),
+        Run::new(Op::Write, 2, &[1; 4]),
+    );
+    lane.offer(read.clone()).unwrap();
+    lane.offer(write.clone()).unwrap();
+    drain(&mut lane);
+    lane.handle_frame(&frame(Kind::Write, chunk(9, 0), 1))
+        .unwrap();
+    lane.handle_landed(chunk(9, 0), None);
+    lane.handle_request(1);
+    lane.push_mark(5);
+    lane.handle_frame(&frame(Kind::Write, chunk(9, 1), 1))
+        .unwrap();
+    lane.handle_landed(chunk(9, 1), None);
+    assert!(lane.is_busy() && lane.has_work());
+
+    let remains = lane.close();
+    assert_eq!(remains.offers, [read.clone(), write.clone()]);
+    assert_eq!(
+        remains.chunks,
+        [&read.pieces[..2], &write.pieces[..2]].concat()
+    );
+
+    assert_eq!(lane.offer(read.clone()), Err(read));
+    lane.push_control(|_| panic!("nothing is queued"));
+    lane.push_mark(6);
+    lane.handle_request(2);
+    lane.handle_landed(chunk(9, 0), None);
+    assert_eq!(urgent(&mut lane), []);
+    assert_eq!(lane.poll_transmit(&mut { ROOM }), None);
+    assert_eq!((lane.load(), lane.replies()), (0, 0));
+    assert!(!lane.is_busy() && !lane.has_work());
+    let again = lane.close();
+    assert!(again.offers.is_empty() && again.chunks.is_empty());
+}
+
+#[test]
+fn violations_name_the_chunk_and_the_limit() {
+    let violations = [
+        Violation::NotInFlight {
+            id: chunk(1, 2),
+            kind: Kind::Ack,
+        },
+        Violation::WrongLength {
+            id: chunk(1, 2),
+            expected: 10,
+            found: 9,
+        },
+        Violation::TooManyRequests { window: 8 },
+    ];
+    let texts: Vec<_> = violations
+        .iter()
+        .map(|violation| format!("{violation}"))
+        .collect();
+    assert_eq!(
+        texts,
+        [
+            "it settled chunk 2 of transfer 1 with Ack, which is not in flight on this lane",
+            "it answered chunk 2 of transfer 1 with 9 bytes where 10 were asked for",
+            "it has more than 8 READ requests in flight on one lane",
+        ]
+    );
+}

@@ -1,6 +1,15 @@
 //! Everything that can go wrong, and who has to act on it.
+//!
+//! [`Error`] says what failed, [`Error::kind`] what a program branches on, and the causes inside
+//! why it failed: of a peer ([`peer`]), a plugin ([`plugin`]) or the system ([`io`]). All of them
+//! can be compared. Texts are for people; the ones inside came from the peer or the plugin, or say
+//! what a call was for.
 
-use std::io;
+mod incompatible;
+mod io;
+mod peer;
+mod plugin;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,8 +19,13 @@ use tcpx_proto::frame::Status;
 use tcpx_proto::handshake::Features;
 use tcpx_proto::info::InfoError;
 
+use self::incompatible::incompatible;
+pub use self::io::IoError;
+use self::peer::Listed;
+pub use self::peer::{Attempt, AttemptCause, LostCause, Misbehaviour};
+pub use self::plugin::{CommCause, PluginFault};
 use crate::config::ConfigError;
-use crate::region::MemId;
+use crate::ids::MemId;
 
 /// Which side of a segment an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,8 +78,8 @@ pub enum ErrorKind {
     NotSupported,
 }
 
-/// An error of the engine. Cheap to clone; [`Error::kind`] sorts it.
-#[derive(Clone, Debug, thiserror::Error)]
+/// An error of the engine. Cheap to clone; [`Error::kind`] sorts it, and tests compare it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A configuration value cannot be used.
@@ -112,22 +126,32 @@ pub enum Error {
         device: u32,
     },
 
-    /// A GPU, or the driver, has refused or failed.
+    /// A GPU, or the driver, has refused or failed. Look at the machine, unless the error inside
+    /// names an argument.
     #[error(transparent)]
     Device(#[from] tcpx_cuda::Error),
 
-    /// A NCCL net plugin cannot be used, or has failed.
+    /// A NCCL net plugin cannot be used, or has failed. Look at `TCPX_PLUGIN` and at the plugin's
+    /// own settings.
     #[error("{0}")]
     Plugin(#[from] tcpx_ncclnet::Error),
 
-    /// A NCCL net plugin did something that it must not.
-    #[error("the plugin broke its contract: {what}")]
-    PluginBroke {
-        /// What it did.
-        what: String,
+    /// A NCCL net plugin did something that it must not. Whoever provides the plugin must act.
+    #[error("the plugin broke its contract: {0}")]
+    PluginBroke(PluginFault),
+
+    /// The peer was reached, and the plugin that carries payload could not connect to it. The cause
+    /// says whether this side, the peer or the plugin must act.
+    #[error("the plugin cannot connect to peer {peer:?}: {cause}")]
+    PluginNotConnected {
+        /// The peer.
+        peer: String,
+        /// Why.
+        cause: CommCause,
     },
 
-    /// A plugin has messages in hand and completes none.
+    /// A plugin has messages in hand and completes none. Typical causes: the peer hangs, or the
+    /// plugin's network is gone. Look at the peer, then at the plugin's log.
     #[error(
         "the plugin has completed no message of peer {peer:?} for {after:?} (limit: TCPX_PEER_TIMEOUT)"
     )]
@@ -194,16 +218,18 @@ pub enum Error {
         capacity: u64,
     },
 
-    /// No connection to the peer could be made.
-    #[error("peer {peer:?} cannot be reached: {attempts}")]
+    /// No connection to the peer could be made. Typical causes: its process has ended, its
+    /// connection info is stale, or the network does not lead to it. Look at each attempt.
+    #[error("peer {peer:?} cannot be reached: {}", Listed(attempts))]
     PeerUnreachable {
         /// The peer.
         peer: String,
-        /// Each address that was tried and what happened there.
-        attempts: String,
+        /// Each address that was tried and what happened there; lanes that failed alike are one.
+        attempts: Vec<Attempt>,
     },
 
-    /// The two sessions do not fit: one requires what the other does not offer.
+    /// The two sessions do not fit: one requires what the other does not offer. Configure them
+    /// alike.
     #[error("{}", incompatible(peer, *peer_lacks, *session_lacks))]
     Incompatible {
         /// The peer.
@@ -220,16 +246,18 @@ pub enum Error {
     )]
     PeerNotConnected(String),
 
-    /// The connection to the peer ended.
-    #[error("lost the connection to peer {peer:?}: {reason}")]
+    /// The connection to the peer ended. The cause says by whom; whatever was in flight may have
+    /// reached the peer or not.
+    #[error("lost the connection to peer {peer:?}: {cause}")]
     PeerLost {
         /// The peer.
         peer: String,
-        /// What was seen.
-        reason: String,
+        /// Why.
+        cause: LostCause,
     },
 
-    /// The peer's machine still answers, its process does not.
+    /// The peer's machine still answers, its process does not. Typical causes: it is stopped (by a
+    /// debugger, for instance) or starved. Look at the peer.
     #[error("peer {peer:?} has made no progress for {after:?} (limit: TCPX_PEER_TIMEOUT)")]
     PeerSilent {
         /// The peer.
@@ -238,7 +266,8 @@ pub enum Error {
         after: Duration,
     },
 
-    /// The peer refused a chunk.
+    /// The peer refused a chunk. Typical cause: the descriptor names memory that is no longer
+    /// registered. Get a new descriptor from the peer.
     #[error("peer {peer:?} refused the transfer ({status:?}): {text}")]
     PeerRefused {
         /// The peer.
@@ -249,19 +278,19 @@ pub enum Error {
         text: String,
     },
 
-    /// The peer broke the protocol; its connection was closed.
+    /// The peer broke the protocol; its connection was closed. Run the same release on both sides.
     #[error("peer {peer:?} broke the protocol: {what}")]
     PeerMisbehaved {
         /// The peer.
         peer: String,
         /// How.
-        what: String,
+        what: Misbehaviour,
     },
 
-    /// The caller's time limit ran out.
+    /// The caller's time limit ran out. Nothing was cancelled; the caller may wait again.
     #[error("{what} did not happen within {after:?}")]
     Timeout {
-        /// What was waited for.
+        /// What was waited for, for people: the caller knows it by the call.
         what: &'static str,
         /// The limit.
         after: Duration,
@@ -279,13 +308,14 @@ pub enum Error {
     #[error(transparent)]
     Interfaces(Arc<SelectError>),
 
-    /// The operating system refused something.
+    /// The operating system refused something. Look at the limits and the permissions of this
+    /// process.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done.
+        /// What was being done, for people.
         what: &'static str,
         /// What the system said.
-        source: Arc<io::Error>,
+        source: IoError,
     },
 }
 
@@ -310,7 +340,7 @@ impl Error {
             ) => ErrorKind::NotSupported,
             Self::Device(tcpx_cuda::Error::OutOfAllocation { .. }) => ErrorKind::InvalidArgument,
             Self::Device(_) | Self::DeviceLost => ErrorKind::Environment,
-            Self::Plugin(_) | Self::PluginBroke { .. } => ErrorKind::Environment,
+            Self::Plugin(_) | Self::PluginBroke(_) => ErrorKind::Environment,
             Self::UnknownPeer(_) => ErrorKind::NotFound,
             Self::RegionDeregistered(_) | Self::NotRepostable(_) => ErrorKind::NotAllowed,
             Self::TransferActive => ErrorKind::Busy,
@@ -320,6 +350,7 @@ impl Error {
             Self::PeerUnreachable { .. }
             | Self::PeerNotConnected(_)
             | Self::PeerLost { .. }
+            | Self::PluginNotConnected { .. }
             | Self::PluginStalled { .. }
             | Self::PeerSilent { .. } => ErrorKind::Disconnected,
             Self::PeerRefused {
@@ -335,89 +366,13 @@ impl Error {
         }
     }
 
-    pub(crate) fn io(what: &'static str, source: io::Error) -> Self {
+    pub(crate) fn io(what: &'static str, source: impl Into<IoError>) -> Self {
         Self::Io {
             what,
-            source: Arc::new(source),
+            source: source.into(),
         }
     }
 }
 
-/// Names what each side is set to, and what to do about it.
-fn incompatible(peer: &str, peer_lacks: Features, session_lacks: Features) -> String {
-    const PLUGIN: &str = "comms of a plugin (transport=plugin)";
-    const NATIVE: &str = "native lanes only (transport=tcp)";
-    let mut facts = Vec::new();
-    let mut hints = Vec::new();
-    if peer_lacks.contains(Features::COMMS) {
-        facts.push(format!(
-            "peer {peer:?} offers {NATIVE} and this session requires {PLUGIN}"
-        ));
-    }
-    if session_lacks.contains(Features::COMMS) {
-        facts.push(format!(
-            "peer {peer:?} requires {PLUGIN} and this session offers {NATIVE}"
-        ));
-    }
-    if !facts.is_empty() {
-        hints.push("set TCPX_TRANSPORT alike on both sides");
-    }
-    // No setting leads to the others: the two builds differ.
-    let [theirs, ours] = [peer_lacks, session_lacks].map(|lacks| lacks.without(Features::COMMS));
-    if !theirs.is_empty() {
-        facts.push(format!(
-            "peer {peer:?} does not offer {theirs}, which this session requires"
-        ));
-    }
-    if !ours.is_empty() {
-        facts.push(format!(
-            "peer {peer:?} requires {ours}, which this session does not offer"
-        ));
-    }
-    if !(theirs | ours).is_empty() {
-        hints.push("run the same release on both sides");
-    }
-    format!("{}: {}", facts.join("; "), hints.join("; "))
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sessions_that_do_not_fit_are_told_both_settings() {
-        let error = |peer_lacks: u32, session_lacks: u32| {
-            let [peer_lacks, session_lacks] = [peer_lacks, session_lacks].map(Features::from_bits);
-            let peer = "decode".to_owned();
-            let error = Error::Incompatible {
-                peer,
-                peer_lacks,
-                session_lacks,
-            };
-            assert_eq!(error.kind(), ErrorKind::NotSupported);
-            error.to_string()
-        };
-        assert_eq!(
-            error(2, 0),
-            "peer \"decode\" offers native lanes only (transport=tcp) and this session requires \
-             comms of a plugin (transport=plugin): set TCPX_TRANSPORT alike on both sides"
-        );
-        assert_eq!(
-            error(0, 2),
-            "peer \"decode\" requires comms of a plugin (transport=plugin) and this session offers \
-             native lanes only (transport=tcp): set TCPX_TRANSPORT alike on both sides"
-        );
-        assert_eq!(
-            error(0, 0x11),
-            "peer \"decode\" requires encryption, features 0x10, which this session does not \
-             offer: run the same release on both sides"
-        );
-        assert_eq!(
-            error(0x40, 2),
-            "peer \"decode\" requires comms of a plugin (transport=plugin) and this session offers \
-             native lanes only (transport=tcp); peer \"decode\" does not offer features 0x40, \
-             which this session requires: set TCPX_TRANSPORT alike on both sides; \
-             run the same release on both sides"
-        );
-    }
-}
+mod tests;

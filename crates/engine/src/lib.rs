@@ -13,64 +13,54 @@
 //!
 //! # The map of the code
 //!
+//! Layers, from top to bottom; each may use those below it and no other:
+//!
 //! | module | what it holds |
 //! |---|---|
-//! | `session`, `peer`, `core` | the public objects and what they share |
+//! | `session` | what applications touch: [`Session`], [`Peer`], [`Transfer`] |
+//! | `driver` | threads: workers that drive lanes, the control thread that connects and watches |
+//! | `peers` | what a session knows of its peers: links in use, tagged messages, notifications |
+//! | `link` | a way to a peer: the interface, TCP lanes, the session itself |
+//! | `carrier` | how payload gets in or out: the stream, staged device memory, a plugin's comm |
+//! | `transfer` | what is to move and how it ended; knows no transport |
+//! | `memory` | who may touch which bytes, and until when; slots, copies |
 //! | `config`, `error` | one typed configuration, one typed error |
-//! | `sync` | locks with ranks, which check the order of locking in debug builds |
-//! | `memory`, `region` | owned buffers; registered memory, keys, access checks |
-//! | `plan` | segments become chunks; pure |
-//! | `transfer`, `run`, `completion` | a transfer, one posting of it, how it ends |
-//! | `tagged`, `inbox`, `estimate` | tagged messages, notifications, cost estimates |
-//! | `transport/tcp` | lanes: sending half, receiving half, scheduling, acknowledgements |
-//! | `transport/local` | transfers of a session to itself |
-//! | `staging` | GPU memory on its way through pinned host memory |
-//! | `progress` | worker threads that drive lanes |
-//! | `control` | connecting, accepting, handshakes, silent peers |
-//! | `closing` | the end of a session, and what reaches its peers before |
-//! | `addresses`, `routes` | where a session listens; which address of ours goes to which of a peer |
+//! | `sync` | locks that check their order in debug builds |
 //!
 //! See [`Session`] for a complete example.
 
-mod addresses;
-mod closing;
-mod completion;
+mod carrier;
 mod config;
-mod control;
-mod core;
+mod driver;
 mod error;
-mod estimate;
-mod inbox;
+mod ids;
+mod link;
 mod memory;
-mod peer;
-mod plan;
-mod progress;
-mod region;
-mod routes;
-mod run;
+mod peers;
 mod session;
-mod staging;
 mod sync;
-mod tagged;
 #[cfg(test)]
 mod testing;
 mod transfer;
-mod transport;
 
-pub use completion::TransferState;
 pub use config::{Config, ConfigError, ConfigRow, Source, StagingKind, TransportKind};
-pub use error::{Error, ErrorKind, Side};
-pub use estimate::Estimate;
-pub use inbox::Notification;
-pub use memory::Buffer;
-pub use peer::{LaneInfo, Peer};
-pub use plan::Op;
-pub use region::{LocalSlice, MemId, MemoryKind, Region, RemoteRegion, RemoteSlice, Segment};
+pub use error::{
+    Attempt, AttemptCause, CommCause, Error, ErrorKind, IoError, LostCause, Misbehaviour,
+    PluginFault, Side,
+};
+pub use link::LaneInfo;
+pub use memory::{
+    Buffer, LocalSlice, MemId, MemoryKind, Region, RemoteRegion, RemoteSlice, Segment,
+};
+pub use peers::{Estimate, Notification};
 pub use session::Session;
+pub use session::peer::Peer;
+pub use session::transfer::Transfer;
 pub use tcpx_cuda as cuda;
 pub use tcpx_ncclnet as ncclnet;
 pub use tcpx_net::interfaces;
 pub use tcpx_net::interfaces::InterfaceSelector;
+pub use tcpx_proto as proto;
 pub use tcpx_proto::frame::Status;
 pub use tcpx_proto::handshake::Features;
-pub use transfer::Transfer;
+pub use transfer::{Op, TransferState};

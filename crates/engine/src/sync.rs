@@ -15,14 +15,11 @@
 //! A read lock ranks as a write lock does: a second read of one lock deadlocks when a writer has
 //! begun to wait in between.
 
-#![cfg_attr(
-    not(test),
-    expect(dead_code, reason = "used by the modules that follow")
-)]
-
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::time::{Duration, Instant};
+#[cfg(test)]
+use std::time::Duration;
+use std::time::Instant;
 
 use parking_lot::WaitTimeoutResult;
 
@@ -47,35 +44,47 @@ macro_rules! ranks {
 }
 
 ranks! {
-    /// The state of a session as a whole.
+    /// The threads of a session, to the end of its closing.
     Session,
+    /// The last posting of a transfer, while another is made.
+    Posting,
+    /// One registration, to the end of its revocation.
+    Registration,
     /// The table of a session's peers.
     Peers,
-    /// What arrived and waits for its consumer.
-    Delivery,
     /// The state of one peer.
-    Peer,
+    PeerState,
+    /// The link that is in use to one peer.
+    PeerLink,
+    /// What a lane has received, until it is delivered.
+    Delivery,
     /// Tagged messages of one peer.
     Tagged,
-    /// The state of one transfer.
-    Transfer,
-    /// The receiving half of a lane.
+    /// What reads a tagged message.
+    Reading,
+    /// Copies that no lane's locks protect.
+    Copies,
+    /// The receiving half of a lane, for one step.
     LaneReceive,
-    /// The sending half of a lane.
+    /// The sending half of a lane, for one step.
     LaneSend,
     /// What both halves of a lane share.
-    LaneCore,
+    LaneBooks,
     /// The registered regions.
     Registry,
+    /// Copies of a session within itself: what waits, and the devices that make them.
+    Local,
+    /// Devices that were prepared.
+    Staging,
     /// The pool of staging slots.
     Pool,
-    /// Work that waits for a lane.
-    Queue,
+    /// The links of a session.
+    Links,
     /// Commands to the control thread.
     Control,
     /// The lanes of a worker thread.
     Worker,
-    /// Notifications that were not read yet.
+    /// Peers that have connected, and notifications, until the application takes them.
     Inbox,
     /// The end of one posted operation.
     Completion,
@@ -128,7 +137,7 @@ impl<T> Mutex<T> {
     /// # Panics
     ///
     /// In debug builds, where this thread holds a lock of the same or a later rank.
-    #[inline]
+    #[cfg(test)]
     #[track_caller]
     pub(crate) fn try_lock_for(&self, timeout: Duration) -> Option<MutexGuard<'_, T>> {
         self.order.check();

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::core::Core;
-use crate::transport::tcp::Connection;
+use crate::link::tcp::Connection;
+use crate::peers::SessionCore;
 use crate::{Config, Peer, Session};
 
 /// Longer than anything takes, also on a machine that is busy elsewhere.
@@ -47,6 +47,8 @@ impl Pair {
     }
 }
 
-pub(crate) fn connection(core: &Core) -> Arc<Connection> {
-    core.connections().pop().expect("connected")
+/// The one connection of a session.
+pub(crate) fn connection(core: &SessionCore) -> Arc<Connection> {
+    let link = core.context().links().pop().expect("connected");
+    link.as_any().downcast().expect("a connection")
 }

@@ -14,7 +14,7 @@ pub mod span;
 pub mod stream;
 
 pub use poller::{Event, Poller, Waker, sleep_exactly};
-pub use span::{Cursor, Span};
+pub use span::{Cursor, Span, Store, copy_spans};
 pub use stream::{Listener, SocketOptions, Stream, has_congestion_control, set_congestion_control};
 
 /// The machine's host name, or an empty text when it has none.

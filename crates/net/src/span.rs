@@ -88,7 +88,7 @@ impl Span {
     }
 
     /// Copies `source` to the start of this span, as many bytes as both have. The two may overlap.
-    pub fn copy_span(&self, source: Self) -> usize {
+    fn copy_span(&self, source: Self) -> usize {
         let count = self.len.min(source.len);
         // SAFETY: both spans are valid by the contract of `new`; `copy` allows overlap.
         unsafe { std::ptr::copy(source.address, self.address, count) };
@@ -96,9 +96,9 @@ impl Span {
     }
 
     /// As [`Span::copy_span`], for a target that nobody reads soon and that is not in the cache: past the cache where the
-    /// processor can, so that the target is not fetched only to be overwritten. The two must not overlap: if they do, the
-    /// bytes in question are any of both.
-    pub fn stream_span(&self, source: Self) -> usize {
+    /// processor can, so that the target is not fetched only to be overwritten. The content of overlapping bytes is
+    /// unspecified.
+    fn stream_span(&self, source: Self) -> usize {
         let count = self.len.min(source.len);
         #[cfg(target_arch = "x86_64")]
         if count >= STREAM_LEAST {
@@ -140,6 +140,36 @@ unsafe fn stream(from: *const u8, to: *mut u8, count: usize) {
         // Such stores are not ordered with others.
         _mm_sfence();
     }
+}
+
+/// How the target of a copy is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// As usual, for a target that is read soon. The two sides may overlap.
+    Cached,
+    /// Past the cache where the processor can, for a target that nobody reads soon. The content of
+    /// overlapping bytes is unspecified.
+    Streamed,
+}
+
+/// Copies from where `from_at` stands in `from` to where `to_at` stands in `to`, until either list
+/// ends. Returns how many bytes were copied.
+pub fn copy_spans(
+    (from, mut from_at): (&[Span], Cursor),
+    (to, mut to_at): (&[Span], Cursor),
+    store: Store,
+) -> usize {
+    let mut copied = 0;
+    while let (Some(source), Some(target)) = (from_at.rest(from).next(), to_at.rest(to).next()) {
+        let count = match store {
+            Store::Cached => target.copy_span(source),
+            Store::Streamed => target.stream_span(source),
+        };
+        from_at.advance(from, count);
+        to_at.advance(to, count);
+        copied += count;
+    }
+    copied
 }
 
 /// How far a list of spans has been sent or filled.
@@ -258,6 +288,28 @@ mod tests {
             let mut expected = vec![0xee; 5000];
             expected[to..to + len].copy_from_slice(&source[from..from + len]);
             assert_eq!(target, expected, "{len} bytes from {from} to {to}");
+        }
+    }
+
+    #[test]
+    fn lists_are_copied_from_where_they_stand_until_one_ends() {
+        for store in [Store::Cached, Store::Streamed] {
+            let (mut source, mut target) = ((0..60).collect::<Vec<u8>>(), vec![0xff; 100]);
+            let (from, to) = (span(&mut source), span(&mut target));
+            let from = [(0, 7), (20, 30)].map(|(at, len)| from.slice(at, len).unwrap());
+            let to = [(50, 10), (0, 10), (70, 25)].map(|(at, len)| to.slice(at, len).unwrap());
+            let (mut from_at, mut to_at) = (Cursor::default(), Cursor::default());
+            from_at.advance(&from, 2);
+            to_at.advance(&to, 6);
+            assert_eq!(copy_spans((&from, from_at), (&to, to_at), store), 35);
+            let mut expected = vec![0xff; 100];
+            expected[56..60].copy_from_slice(&[2, 3, 4, 5]);
+            expected[..1].copy_from_slice(&[6]);
+            expected[1..10].copy_from_slice(&(20..29).collect::<Vec<_>>());
+            expected[70..91].copy_from_slice(&(29..50).collect::<Vec<_>>());
+            assert_eq!(target, expected);
+            // A target that ends first.
+            assert_eq!(copy_spans((&from, from_at), (&to[..1], to_at), store), 4);
         }
     }
 

@@ -227,6 +227,27 @@ pub fn fails(transfer: &Transfer) -> tcpx::Error {
     error
 }
 
+/// Returns the addresses that were tried, of an error that says that a peer cannot be reached.
+///
+/// # Panics
+/// When it is another error, or names no address.
+#[must_use]
+pub fn attempts(error: tcpx::Error) -> Vec<tcpx::Attempt> {
+    match error {
+        tcpx::Error::PeerUnreachable { attempts, .. } if !attempts.is_empty() => attempts,
+        error => panic!("not about a peer that cannot be reached: {error:?}"),
+    }
+}
+
+/// The error of everything that was in flight on the connection to a peer.
+#[must_use]
+pub fn lost(peer: &str, cause: tcpx::LostCause) -> tcpx::Error {
+    tcpx::Error::PeerLost {
+        peer: peer.to_owned(),
+        cause,
+    }
+}
+
 /// Waits until bytes are moving on a peer's lanes, in whatever direction.
 pub fn wait_for_traffic(peer: &Peer) {
     let moved = || -> u64 {

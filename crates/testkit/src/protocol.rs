@@ -251,11 +251,19 @@ impl From<tcpx::Notification> for Notice {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Failure {
     kind: String,
+    /// The error as `Debug` writes it.
+    value: String,
     /// Its message.
     pub text: String,
 }
 
 impl Failure {
+    /// Whether it is this error. Errors of the system are compared with their codes and words.
+    #[must_use]
+    pub fn is(&self, error: &Error) -> bool {
+        self.value == format!("{error:?}")
+    }
+
     /// What sort of error it is.
     ///
     /// # Panics
@@ -286,6 +294,7 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self {
             kind: format!("{:?}", error.kind()),
+            value: format!("{error:?}"),
             text: error.to_string(),
         }
     }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use tcpx::{Config, Error, ErrorKind, Features, Op, Session};
+use tcpx::{CommCause, Config, Error, ErrorKind, Features, Op, Session};
 use tcpx_testkit::pattern::{LOCAL_POISON, REMOTE_POISON};
 use tcpx_testkit::protocol;
 use tcpx_testkit::remote::binary;
@@ -284,7 +284,7 @@ fn comms_are_made_for_the_gpu_that_memory_lies_on() {
                 .env("LD_LIBRARY_PATH", &driver)
                 .env(tcpx_testkit::memory::PLACES, "vram:1")
                 .env("TCPX_EMU_DEVMEM", "cuda")
-                .env("TCPX_LOG", "tcpx::transport::plugin=debug")
+                .env("TCPX_LOG", "tcpx::carrier::comm=debug")
                 .env("NO_COLOR", "1")
                 .stderr(file.try_clone().expect("it is open"));
             let process = RemoteProcess::spawn(name, command);
@@ -576,7 +576,14 @@ fn sides_that_do_not_fit_say_so() {
         );
         let error = stage.alice.connect("bob").expect_err("they do not fit");
         assert_eq!(error.kind(), ErrorKind::Disconnected, "{error:?}");
-        assert!(error.text.contains("TCPX_PLUGIN_VERSION"), "{error:?}");
+        let expected = Error::PluginNotConnected {
+            peer: "bob".into(),
+            cause: CommCause::PluginsDiffer {
+                ours: "Socket_v6".into(),
+                theirs: "Socket_v8".into(),
+            },
+        };
+        assert!(error.is(&expected), "{error:?}");
     });
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tcpx::{Error, ErrorKind, Notification, Peer, Session};
+use tcpx::{Error, ErrorKind, LostCause, Notification, Peer, Session};
 
 /// First bytes of the notification.
 const HELLO: &[u8; 8] = b"p2phello";
@@ -52,7 +52,7 @@ impl Connection {
     pub(super) fn lost(&self) -> Option<Error> {
         (self.peer.losses() != self.losses).then(|| Error::PeerLost {
             peer: self.peer.name().to_owned(),
-            reason: "messages need the connection that was lost: connect again".into(),
+            cause: LostCause::Stale,
         })
     }
 }

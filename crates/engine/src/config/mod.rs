@@ -10,6 +10,7 @@ mod reference;
 mod row;
 mod rows;
 mod setters;
+pub(crate) mod staging;
 #[cfg(test)]
 mod tests;
 mod types;
@@ -22,8 +23,8 @@ use tcpx_net::interfaces::InterfaceSelector;
 
 use self::row::Held;
 use self::rows::{MAX_LANES, ROWS};
+use self::staging::{CHUNK_FACTOR, DEPTH, MAX_SLOT_BYTES};
 pub use self::types::{ConfigError, ConfigRow, Source, StagingKind, TransportKind};
-use crate::staging::{CHUNK_FACTOR, DEPTH, MAX_SLOT_BYTES};
 
 /// The configuration of a [`Session`](crate::Session).
 ///

@@ -32,7 +32,7 @@ fn order_of_ranks_passes() {
 fn try_lock_takes_any_order() {
     let session = Mutex::new(Rank::Session, ());
     let other = Mutex::new(Rank::Session, ());
-    let peer = Mutex::new(Rank::Peer, ());
+    let peer = Mutex::new(Rank::PeerState, ());
     let _peer = peer.lock();
     let _session = session.try_lock().unwrap();
     let _other = other.try_lock().unwrap();
@@ -42,7 +42,7 @@ fn try_lock_takes_any_order() {
 #[test]
 fn guards_drop_in_any_order() {
     let session = Mutex::new(Rank::Session, ());
-    let peer = Mutex::new(Rank::Peer, ());
+    let peer = Mutex::new(Rank::PeerState, ());
     let leaf = Mutex::new(Rank::Leaf, ());
     let first = session.lock();
     let second = peer.lock();
@@ -58,7 +58,7 @@ fn guards_drop_in_any_order() {
 
 #[test]
 fn condvar_releases_its_lock_while_asleep() {
-    let pair = Arc::new((Mutex::new(Rank::Peer, 0), Condvar::new()));
+    let pair = Arc::new((Mutex::new(Rank::PeerState, 0), Condvar::new()));
     let other = pair.clone();
     let (state, changed) = &*pair;
     let far = Instant::now() + Duration::from_secs(3600);
@@ -121,19 +121,19 @@ mod violations {
     }
 
     #[test]
-    #[should_panic(expected = "Session is taken while this thread holds Peer")]
+    #[should_panic(expected = "Session is taken while this thread holds PeerState")]
     fn lock_of_an_earlier_rank() {
         let session = Mutex::new(Rank::Session, ());
-        let peer = Mutex::new(Rank::Peer, ());
+        let peer = Mutex::new(Rank::PeerState, ());
         let _peer = peer.lock();
         let _session = session.lock();
     }
 
     #[test]
-    #[should_panic(expected = "Peer is taken while this thread holds Peer")]
+    #[should_panic(expected = "PeerState is taken while this thread holds PeerState")]
     fn lock_of_the_same_rank() {
-        let one = Mutex::new(Rank::Peer, ());
-        let two = Mutex::new(Rank::Peer, ());
+        let one = Mutex::new(Rank::PeerState, ());
+        let two = Mutex::new(Rank::PeerState, ());
         let _one = one.lock();
         let _two = two.lock();
     }
@@ -165,39 +165,39 @@ mod violations {
     }
 
     #[test]
-    #[should_panic(expected = "Session is taken while this thread holds Peer")]
+    #[should_panic(expected = "Session is taken while this thread holds PeerState")]
     fn lock_with_a_timeout() {
         let session = Mutex::new(Rank::Session, ());
-        let peer = Mutex::new(Rank::Peer, ());
+        let peer = Mutex::new(Rank::PeerState, ());
         let _peer = peer.lock();
         let _session = session.try_lock_for(Duration::ZERO);
     }
 
     #[test]
-    #[should_panic(expected = "Session is taken while this thread holds Peer")]
+    #[should_panic(expected = "Session is taken while this thread holds PeerState")]
     fn lock_under_a_lock_that_was_tried() {
         let session = Mutex::new(Rank::Session, ());
-        let peer = Mutex::new(Rank::Peer, ());
+        let peer = Mutex::new(Rank::PeerState, ());
         let _peer = peer.try_lock().unwrap();
         let _session = session.lock();
     }
 
     #[test]
-    #[should_panic(expected = "Peer is taken while this thread holds Queue")]
+    #[should_panic(expected = "PeerState is taken while this thread holds Pool")]
     fn remaining_guard_counts_after_another_is_dropped() {
-        let peer = Mutex::new(Rank::Peer, ());
-        let queue = Mutex::new(Rank::Queue, ());
-        let other = Mutex::new(Rank::Queue, ());
+        let peer = Mutex::new(Rank::PeerState, ());
+        let queue = Mutex::new(Rank::Pool, ());
+        let other = Mutex::new(Rank::Pool, ());
         let _queue = queue.lock();
         drop(other.try_lock().unwrap());
         let _peer = peer.lock();
     }
 
     #[test]
-    #[should_panic(expected = "Peer is taken while this thread holds Leaf")]
+    #[should_panic(expected = "PeerState is taken while this thread holds Leaf")]
     fn last_of_several_ranks_counts() {
         let session = Mutex::new(Rank::Session, ());
-        let peer = Mutex::new(Rank::Peer, ());
+        let peer = Mutex::new(Rank::PeerState, ());
         let leaf = Mutex::new(Rank::Leaf, ());
         let _session = session.lock();
         let _leaf = leaf.lock();
@@ -206,7 +206,7 @@ mod violations {
 
     #[test]
     fn wait_under_a_later_rank() {
-        let peer = Mutex::new(Rank::Peer, ());
+        let peer = Mutex::new(Rank::PeerState, ());
         let leaf = Mutex::new(Rank::Leaf, ());
         let changed = Condvar::new();
         let mut guard = peer.lock();
@@ -214,17 +214,17 @@ mod violations {
         let message = panic_of(|| {
             changed.wait_until(&mut guard, Instant::now());
         });
-        assert!(message.contains("Peer is taken while this thread holds Leaf"));
+        assert!(message.contains("PeerState is taken while this thread holds Leaf"));
         drop(outer);
         // The guard is still counted.
         let message = panic_of(|| drop(peer.lock()));
-        assert!(message.contains("Peer is taken while this thread holds Peer"));
+        assert!(message.contains("PeerState is taken while this thread holds PeerState"));
     }
 
     #[test]
     fn lock_counts_again_after_a_wait() {
         let session = Mutex::new(Rank::Session, ());
-        let peer = Mutex::new(Rank::Peer, ());
+        let peer = Mutex::new(Rank::PeerState, ());
         let mut guard = peer.lock();
         assert!(
             Condvar::new()
@@ -232,7 +232,7 @@ mod violations {
                 .timed_out()
         );
         let message = panic_of(|| drop(session.lock()));
-        assert!(message.contains("Session is taken while this thread holds Peer"));
+        assert!(message.contains("Session is taken while this thread holds PeerState"));
         drop(guard);
         drop(session.lock());
     }

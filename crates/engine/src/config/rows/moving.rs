@@ -7,8 +7,8 @@ use tcpx_proto::info::Name as SessionName;
 
 use crate::config::form::{Bytes, Choice, Form, Microseconds, Name, Number, Text, bytes_text};
 use crate::config::row::{DefaultValue, Row};
+use crate::config::staging::{CHUNK_FACTOR, DEPTH};
 use crate::config::{StagingKind, cores, host_name, slot_bytes};
-use crate::staging::{CHUNK_FACTOR, DEPTH};
 
 /// The most lanes to one peer.
 pub(in crate::config) const MAX_LANES: usize = 64;

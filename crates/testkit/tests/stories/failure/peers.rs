@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tcpx::{ErrorKind, Op, Peer, TransferState};
-use tcpx_testkit::host::{done, fails, wait_for_silence, wait_for_traffic};
+use tcpx::{ErrorKind, LostCause, Op, Peer, TransferState};
+use tcpx_testkit::host::{done, fails, lost, wait_for_silence, wait_for_traffic};
 use tcpx_testkit::{
     Content, Copy, Expected, GUARD, Host, RemoteProcess, Setup, on_main_setups, story, wait_until,
 };
@@ -136,6 +136,10 @@ fn a_peer_restarts_under_the_same_name(setup: &Setup) {
             // Killed or not: its place is taken.
             let error = fails(&transfer);
             assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
+            if round == 3 {
+                // Nothing else was wrong with it.
+                assert_eq!(error, lost("bob", LostCause::Replaced));
+            }
             let error = transfer.post().expect_err("that session is gone");
             assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
             drop(old_bob);
@@ -203,6 +207,9 @@ fn a_peer_disconnects_in_the_middle(setup: &Setup) {
         }
         let error = fails(&transfer);
         assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
+        if round >= 2 {
+            assert_eq!(error, lost("bob", LostCause::Disconnected));
+        }
         here.poison();
         // Posting again connects again; what has failed is no obstacle.
         alice.verify_traffic(&peer, &bob, 1);
@@ -259,8 +266,7 @@ fn what_was_sent_before_a_disconnect_does_not_land_behind_what_was_written_after
             bob.freeze();
             std::thread::sleep(Duration::from_millis(5));
             peer.disconnect();
-            let error = fails(&transfer);
-            assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
+            assert_eq!(fails(&transfer), lost("bob", LostCause::Disconnected));
             rewrite.post().expect("posted");
             bob.thaw();
             done(&rewrite);

@@ -1,0 +1,117 @@
+//! Host memory, straight from and to the stream.
+
+use tcpx_net::{Cursor, Span};
+use tcpx_proto::lane::Ticket;
+
+use super::{Begin, LetGo, Outgoing, Over, ReceiveCarrier, Room, SendCarrier};
+use crate::error::Error;
+use crate::memory::Place;
+
+/// Sends payload from where it lies: the system call gathers the blocks.
+#[derive(Default)]
+pub(crate) struct StreamSend {
+    /// At most one at a time, since it begins as soon as it is pushed.
+    current: Option<Outgoing>,
+    at: Cursor,
+    left: usize,
+    over: Option<Outgoing>,
+}
+
+impl SendCarrier for StreamSend {
+    fn takes(&self, place: &Place<'_>, _bytes: usize) -> bool {
+        place.device.is_none()
+    }
+
+    fn push(&mut self, payload: Outgoing) {
+        debug_assert!(self.current.is_none(), "the frame before it is complete");
+        self.left = payload.bytes();
+        self.at = Cursor::default();
+        self.current = Some(payload);
+    }
+
+    fn poll_begin(&mut self) -> Begin<'_> {
+        self.current.as_ref().map_or(Begin::Nothing, Begin::Frame)
+    }
+
+    fn ready(&mut self) -> Result<Option<(&[Span], Cursor)>, Error> {
+        let spans = self.current.as_ref().map(|payload| payload.place().spans);
+        Ok(spans.map(|spans| (spans, self.at)))
+    }
+
+    fn sent(&mut self, count: usize) -> Result<(), Error> {
+        if let Some(payload) = &self.current {
+            self.at.advance(payload.place().spans, count);
+            self.left -= count;
+            if self.left == 0 {
+                self.over = self.current.take();
+            }
+        }
+        Ok(())
+    }
+
+    fn poll_over(&mut self) -> Option<Outgoing> {
+        self.over.take()
+    }
+
+    fn let_go(&mut self, which: LetGo<'_>, rest: &mut Vec<u8>) -> Result<(), Error> {
+        let Some(payload) = self.current.take_if(|payload| which.hits(payload)) else {
+            return Ok(());
+        };
+        let mut filled = rest.len();
+        rest.resize(filled + self.left, 0);
+        for span in self.at.rest(payload.place().spans) {
+            filled += span.copy_to(&mut rest[filled..]);
+        }
+        self.over = Some(payload);
+        Ok(())
+    }
+
+    fn close(&mut self) {
+        self.current = None;
+    }
+}
+
+/// Receives payload into where it belongs: the system call scatters the blocks.
+#[derive(Default)]
+pub(crate) struct StreamReceive {
+    at: Cursor,
+}
+
+impl<P> ReceiveCarrier<P> for StreamReceive {
+    fn takes(&self, _flag: u8, place: Option<&Place<'_>>) -> bool {
+        place.is_some_and(|place| place.device.is_none())
+    }
+
+    fn begin(&mut self) {
+        self.at = Cursor::default();
+    }
+
+    fn room<'a>(&'a mut self, place: &Place<'a>, left: usize) -> Result<Option<Room<'a>>, Error> {
+        Ok(Some(Room {
+            spans: place.spans,
+            at: self.at,
+            bytes: left,
+        }))
+    }
+
+    fn filled(&mut self, place: &Place<'_>, count: usize, _is_last: bool) -> Result<(), Error> {
+        self.at.advance(place.spans, count);
+        Ok(())
+    }
+
+    fn push(&mut self, ticket: Ticket, payload: P) -> Option<Over<P>> {
+        Some(Over {
+            ticket,
+            payload,
+            error: None,
+        })
+    }
+
+    fn let_go(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn close(&mut self) -> Vec<P> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,194 @@
+//! The control thread: everything that is not data. It accepts and makes connections, runs their handshakes, takes dead
+//! connections apart and notices peers that have gone silent. It never blocks on a peer, and sleeps while there is
+//! nothing to do.
+
+mod comms;
+mod dial;
+mod listen;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tcpx_net::{Cursor, Event, Listener, Poller, Stream};
+use tcpx_proto::handshake::{MAX_HANDSHAKE_BYTES, Offer};
+
+use super::worker::Workers;
+use crate::carrier::comm::Net;
+use crate::error::Error;
+use crate::peers::{Command, SessionCore};
+use crate::sync::{Mutex, Rank};
+
+/// How long an accepted connection may take to prove itself, and a connection to have all its lanes.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
+
+/// The thread's own state.
+pub(crate) struct ControlLoop {
+    core: Arc<SessionCore>,
+    workers: Arc<Workers>,
+    /// The plugin that carries payload, if one does.
+    net: Option<Arc<Net>>,
+    /// What is said about it in handshakes.
+    offer: Offer,
+    /// Connections whose comms were set up, by threads of their own.
+    plugged: Arc<Mutex<Vec<comms::Plugged>>>,
+    poller: Poller,
+    listeners: Vec<Listener>,
+    incoming: listen::Incoming,
+    dialing: dial::Dialing,
+    next_token: u64,
+    next_tick: Option<Instant>,
+}
+
+impl ControlLoop {
+    pub(crate) fn new(
+        core: Arc<SessionCore>,
+        workers: Arc<Workers>,
+        net: Option<Arc<Net>>,
+        poller: Poller,
+        listeners: Vec<Listener>,
+    ) -> std::io::Result<Self> {
+        for (token, listener) in listeners.iter().enumerate() {
+            poller.add(listener, token as u64)?;
+            poller.arm(listener, token as u64, false)?;
+        }
+        Ok(Self {
+            core,
+            workers,
+            offer: comms::offer(net.as_ref()),
+            net,
+            plugged: Arc::new(Mutex::new(Rank::Leaf, Vec::new())),
+            poller,
+            next_token: listeners.len() as u64,
+            listeners,
+            incoming: listen::Incoming::default(),
+            dialing: dial::Dialing::default(),
+            next_tick: None,
+        })
+    }
+
+    /// The thread.
+    pub(crate) fn run(mut self) {
+        let mut events = Vec::new();
+        loop {
+            let mut stop = false;
+            for command in self.core.parts.control.take() {
+                match command {
+                    Command::Connect(peer) => self.dial(&peer),
+                    Command::Reap(link) => link.reap(),
+                    Command::Stop => stop = true,
+                }
+            }
+            let plugged = std::mem::take(&mut *self.plugged.lock());
+            for plugged in plugged {
+                self.plugged(plugged);
+            }
+            if stop {
+                return self.shut_down();
+            }
+            let timeout = self.tick();
+            if let Err(error) = self.poller.wait(&mut events, timeout) {
+                tracing::error!(%error, "the control thread cannot wait");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            for event in events.drain(..) {
+                let Event::Ready(token) = event else { continue };
+                if (token as usize) < self.listeners.len() {
+                    self.accept(token as usize);
+                } else if self.incoming.has(token) {
+                    self.incoming_ready(token);
+                } else {
+                    self.dial_ready(token);
+                }
+            }
+        }
+    }
+
+    /// Does what is due and returns how long the thread may sleep.
+    fn tick(&mut self) -> Option<Duration> {
+        let now = Instant::now();
+        self.expire_incoming(now);
+        self.expire_dials(now);
+        // Said before the look: work that starts after it wakes us.
+        self.core.parts.control.set_dozing(true);
+        let limit = self.core.context().config.peer_timeout();
+        if self.next_tick.is_none_or(|at| now >= at) {
+            let mut busy = false;
+            for peer in self.core.all_peers() {
+                busy |= peer.check_liveness(now, limit);
+            }
+            self.next_tick = busy.then(|| now + (limit / 8).max(Duration::from_millis(5)));
+        }
+        if self.next_tick.is_some() {
+            self.core.parts.control.set_dozing(false);
+        }
+        let deadlines = [
+            self.next_tick,
+            self.incoming.deadline(),
+            self.dialing.deadline(),
+        ];
+        let first = deadlines.into_iter().flatten().min()?;
+        Some(
+            first
+                .saturating_duration_since(now)
+                .max(Duration::from_millis(1)),
+        )
+    }
+
+    fn token(&mut self) -> u64 {
+        self.next_token += 1;
+        self.next_token
+    }
+
+    fn shut_down(&mut self) {
+        self.listeners.clear();
+        self.abandon_dials(&Error::Closed);
+        // Connections that were killed while the session closed.
+        for command in self.core.parts.control.close() {
+            match command {
+                Command::Reap(link) => link.reap(),
+                Command::Connect(peer) => peer.unreachable(&Error::Closed),
+                Command::Stop => {}
+            }
+        }
+    }
+}
+
+/// Bytes of a handshake that are not dealt with yet.
+#[derive(Default)]
+struct Inbound {
+    bytes: Vec<u8>,
+}
+
+impl Inbound {
+    /// Reads what is there, never past what a handshake may have.
+    fn read(&mut self, stream: &Stream) -> std::io::Result<()> {
+        let at = self.bytes.len();
+        self.bytes.resize(MAX_HANDSHAKE_BYTES, 0);
+        let result = stream.recv(&[], Cursor::default(), &mut self.bytes[at..]);
+        self.bytes.truncate(at + result.as_ref().map_or(0, |n| *n));
+        result.map(|_| ())
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.bytes.drain(..count);
+    }
+}
+
+/// Sends a handshake message; it is far smaller than any send buffer.
+fn send_all(stream: &Stream, bytes: &[u8]) -> std::io::Result<()> {
+    let sent = stream.send(bytes, &[], Cursor::default())?;
+    if sent == bytes.len() {
+        Ok(())
+    } else {
+        Err(std::io::ErrorKind::WriteZero.into())
+    }
+}
+
+fn random<const N: usize>() -> std::io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
+    Ok(bytes)
+}
+
+type Tokens<T> = HashMap<u64, T>;

@@ -1,0 +1,153 @@
+//! The last step of a connection: its lanes are there; where a plugin carries payload, their comms are made, on a thread of
+//! its own. Then it is handed to the peer.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tcpx_proto::handshake::{Established, Features, Offer};
+
+use super::ControlLoop;
+use crate::carrier::comm::{Comms, Net, RawLane, set_up};
+use crate::error::{CommCause, Error};
+use crate::link::tcp::{Connection, Lane, Windows};
+use crate::link::{Above, Link};
+use crate::peers::PeerShared;
+
+/// A connection whose lanes have done their handshake.
+pub(super) struct Joined {
+    /// Whom we have dialled; none if it was the other way round.
+    pub(super) dialled: Option<Arc<PeerShared>>,
+    pub(super) established: Established,
+    pub(super) lanes: Vec<RawLane>,
+    /// Until when its comms must be there.
+    pub(super) deadline: Instant,
+}
+
+impl Joined {
+    fn name(&self) -> &str {
+        self.established.peer_name.as_str()
+    }
+}
+
+/// The same with its comms, or why there are none.
+pub(super) struct Plugged {
+    joined: Joined,
+    comms: Result<Vec<Comms>, CommCause>,
+}
+
+/// The offer of a session whose payload travels on a plugin: it has no other way.
+const PLUGIN: Offer = match Offer::new(Features::COMMS, Features::COMMS) {
+    Ok(offer) => offer,
+    Err(_) => panic!("comms are implemented"),
+};
+
+/// What a session offers and requires in its handshakes.
+pub(super) fn offer(net: Option<&Arc<Net>>) -> Offer {
+    match net {
+        Some(_) => PLUGIN,
+        None => Offer::NONE,
+    }
+}
+
+impl ControlLoop {
+    /// The lanes are there.
+    pub(super) fn joined(&mut self, mut joined: Joined) {
+        let Some(net) = self.net.clone() else {
+            let lanes = joined.lanes.len();
+            return self.in_use(joined, (0..lanes).map(|_| None).collect());
+        };
+        let dialled = joined.dialled.clone();
+        let (core, done) = (Arc::clone(&self.core), Arc::clone(&self.plugged));
+        let plug = move || {
+            let gpu = net.gpu(&core.context().registry);
+            let Joined {
+                dialled,
+                lanes,
+                deadline,
+                ..
+            } = &mut joined;
+            let removed = || dialled.as_ref().is_some_and(|peer| peer.is_removed());
+            let is_cancelled = || core.is_ending() || removed();
+            let comms = set_up(&net, gpu.as_ref(), lanes, *deadline, is_cancelled);
+            done.lock().push(Plugged { joined, comms });
+            core.parts.control.wake();
+        };
+        let thread = std::thread::Builder::new().name("tcpx-plugin".into());
+        if let Err(error) = thread.spawn(plug) {
+            not_in_use(dialled.as_ref(), &Error::io("cannot start a thread", error));
+        }
+    }
+
+    /// The comms are there, or will not be.
+    pub(super) fn plugged(&mut self, plugged: Plugged) {
+        let Plugged { joined, comms } = plugged;
+        match comms {
+            Ok(comms) => self.in_use(joined, comms.into_iter().map(Some).collect()),
+            Err(cause) => {
+                let error = Error::PluginNotConnected {
+                    peer: joined.name().to_owned(),
+                    cause,
+                };
+                not_in_use(joined.dialled.as_ref(), &error);
+            }
+        }
+    }
+
+    fn in_use(&mut self, joined: Joined, comms: Vec<Option<Comms>>) {
+        let accepted = joined.dialled.is_none();
+        let Joined {
+            dialled,
+            established,
+            lanes,
+            ..
+        } = joined;
+        let context = self.core.context();
+        let windows = Windows::new(context, &established, lanes.len());
+        let lanes = lanes.into_iter().zip(comms);
+        let lanes: Result<Vec<_>, Error> = lanes
+            .map(|(raw, comms)| {
+                let worker = self.workers.next();
+                Lane::new(raw.stream, &raw.early, comms, windows, worker, context)
+            })
+            .collect();
+        let lanes = match lanes {
+            Ok(lanes) => lanes,
+            Err(error) => return not_in_use(dialled.as_ref(), &error),
+        };
+        // Not before: a peer that has no connection is forgotten.
+        let Some(peer) = dialled.or_else(|| self.core.inbound_peer(&established)) else {
+            tracing::warn!(
+                peer = established.peer_name.as_str(),
+                "a connection claimed an identity that is not its own"
+            );
+            return;
+        };
+        peer.fence(accepted);
+        let above = Arc::clone(&peer) as Arc<dyn Above>;
+        let connection = Connection::new(Arc::clone(context), above, established, lanes);
+        let link = Arc::clone(&connection) as Arc<dyn Link>;
+        tracing::debug!(
+            peer = peer.name(),
+            lanes = link.lanes(),
+            accepted,
+            "connected"
+        );
+        // Known before its first frame is read: whoever hears from it can answer.
+        peer.attached(&link);
+        if accepted {
+            self.core.accepted(&peer);
+        }
+        connection.start();
+    }
+}
+
+/// A connection has failed before it was one; whoever dialled learns why.
+fn not_in_use(dialled: Option<&Arc<PeerShared>>, error: &Error) {
+    match dialled {
+        Some(peer) => {
+            tracing::debug!(peer = peer.name(), %error, "cannot connect");
+            peer.unreachable(error);
+        }
+        None => tracing::warn!(%error, "a connection broke as it was made"),
+    }
+}

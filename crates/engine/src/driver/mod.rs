@@ -1,0 +1,123 @@
+//! The threads of a session: who calls what, and when.
+//!
+//! [`worker`] threads drive lanes. The [`control`] thread does everything that is not data: it accepts
+//! and makes connections, takes dead links apart and notices peers that have gone silent.
+
+mod addresses;
+mod control;
+mod worker;
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use tcpx_net::Poller;
+use tcpx_proto::handshake::Identity;
+use tcpx_proto::info::{ConnectionInfo, Name, Secret, SessionId};
+
+use self::addresses::{choose_interfaces, lane_addresses, listen, socket_options};
+use self::control::ControlLoop;
+use self::worker::{PLUGIN_SPIN, Workers};
+use crate::carrier::comm::Net;
+use crate::config::{Config, ConfigError, TransportKind};
+use crate::error::Error;
+use crate::link::{Context, Control};
+use crate::memory::{Registry, Staging};
+use crate::peers::{Crew, Mailbox, Parts, SessionCore};
+
+/// Makes a session and starts its threads.
+pub(crate) fn start(mut config: Config) -> Result<(Arc<SessionCore>, Vec<JoinHandle<()>>), Error> {
+    let staging = Staging::new(&config);
+    let net = match config.transport() {
+        TransportKind::Tcp => None,
+        TransportKind::Plugin => Some(Net::open(&config, &staging)?),
+    };
+    if let Some(net) = &net {
+        // Each network device has a lane.
+        config.raise_lanes(net.devices());
+    }
+    let chosen = choose_interfaces(&config)?;
+    let (listeners, addresses) = listen(&chosen, &config, &socket_options(&config))?;
+    let identity = new_identity(&config)?;
+    let info = ConnectionInfo::new(
+        identity.name.clone(),
+        identity.id,
+        identity.secret.clone(),
+        addresses.clone(),
+    )
+    .map_err(Error::BadConnectionInfo)?;
+    let no_poller = |error| Error::io("cannot make a poller", error);
+    let poller = Poller::new().map_err(no_poller)?;
+    let workers = Workers::new(config.workers()).map_err(no_poller)?;
+    let mailbox = Arc::new(Mailbox::new(&poller));
+    let slow_connect = net.as_ref().map(|_| config.connect_timeout());
+    let control = Arc::clone(&mailbox) as Arc<dyn Control>;
+    let context = Context::new(config, Registry::new(random()?), staging, control);
+    let core = SessionCore::new(Parts {
+        context,
+        identity,
+        control: mailbox,
+        crew: Arc::clone(&workers) as Arc<dyn Crew>,
+        local_addresses: lane_addresses(&chosen),
+        addresses,
+        info: info.encode(),
+        slow_connect,
+    });
+    let mut threads = Vec::new();
+    let control = ControlLoop::new(
+        Arc::clone(&core),
+        Arc::clone(&workers),
+        net,
+        poller,
+        listeners,
+    );
+    if let Err(error) = control.and_then(|control| spawn(&core, control, &workers, &mut threads)) {
+        core.begin_close();
+        core.end();
+        return Err(Error::io("cannot start the session's threads", error));
+    }
+    Ok((core, threads))
+}
+
+fn spawn(
+    core: &Arc<SessionCore>,
+    control: ControlLoop,
+    workers: &Workers,
+    threads: &mut Vec<JoinHandle<()>>,
+) -> std::io::Result<()> {
+    let config = &core.context().config;
+    let spin = config.spin();
+    let staging_spin = match config.transport() {
+        TransportKind::Tcp => spin,
+        TransportKind::Plugin => spin.max(PLUGIN_SPIN),
+    };
+    let builder = |name: String| std::thread::Builder::new().name(name);
+    threads.push(builder("tcpx-control".into()).spawn(move || control.run())?);
+    for (index, worker) in workers.all().iter().enumerate() {
+        let (local, worker) = (Arc::clone(&core.local), Arc::clone(worker));
+        let thread = builder(format!("tcpx-worker-{index}"));
+        threads.push(thread.spawn(move || worker.run(&local, spin, staging_spin))?);
+    }
+    Ok(())
+}
+
+fn new_identity(config: &Config) -> Result<Identity, Error> {
+    let name = Name::new(config.name()).map_err(|_| {
+        Error::Config(ConfigError::BadValue {
+            name: "name".into(),
+            value: config.name().into(),
+            expected: "1 to 255 bytes of text".into(),
+        })
+    })?;
+    Ok(Identity {
+        name,
+        id: SessionId(random()?),
+        secret: Secret::new(random()?),
+    })
+}
+
+fn random<const N: usize>() -> Result<[u8; N], Error> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes)
+        .map_err(|e| Error::io("cannot get random bytes", std::io::Error::other(e)))?;
+    Ok(bytes)
+}

@@ -1,0 +1,378 @@
+//! Worker threads: they drive lanes when nobody else does, and sleep in the kernel when there is nothing
+//! to do.
+//!
+//! A worker that finds work keeps looking for more for a short while (`spin`), because waking a
+//! thread costs the peer more than looking costs us. A lane that a caller is driving by polling is
+//! left to that caller: the worker only checks once a millisecond that somebody still does.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use tcpx_net::{Event, Poller, Stream, Waker};
+
+use crate::link::local::Local;
+use crate::link::{Caller, Drive, Driven};
+use crate::peers::Crew;
+use crate::sync::{Mutex, Rank};
+
+/// How often a worker looks whether a lane that a caller drove is still being driven.
+const WATCH: Duration = Duration::from_millis(1);
+
+/// How soon a worker looks again for the end of a device's copies, or at a plugin, once it no longer spins: nothing
+/// would wake it.
+const STAGING_LOOK: Duration = Duration::from_micros(50);
+
+/// How long a worker looks at a plugin that has messages in hand, where that is longer than it would spin: many move
+/// bytes only when they are asked whether they have.
+pub(super) const PLUGIN_SPIN: Duration = Duration::from_micros(500);
+
+/// Fruitless looks in a row after which a worker gives way once. Few: on a small machine the one that
+/// has to move next is often waiting for this very core, and elsewhere a yield costs less than a look.
+const PATIENT_LOOKS: u32 = 4;
+
+/// One worker thread's share of the lanes.
+pub(crate) struct Worker {
+    poller: Poller,
+    waker: Waker,
+    lanes: Mutex<HashMap<u64, LaneRef>>,
+    /// Lanes that somebody wants driven now.
+    called: Mutex<Vec<u64>>,
+    /// Whether there are such lanes. Set before the worker is woken, so that one which is about to sleep
+    /// either sees it or is woken.
+    has_calls: AtomicBool,
+    /// How many lanes there are.
+    lane_count: AtomicUsize,
+    next_token: AtomicU64,
+    /// Whether the thread is (about to be) asleep and must be woken by a call.
+    asleep: AtomicBool,
+    stop: AtomicBool,
+}
+
+#[derive(Clone)]
+struct LaneRef {
+    driven: Arc<dyn Driven>,
+    /// The callers' count when the worker went to sleep on this lane.
+    attended: u64,
+}
+
+/// A lane that the worker is driving or watching.
+struct Active {
+    token: u64,
+    lane: LaneRef,
+    /// The caller's count when the worker last looked.
+    attended: u64,
+}
+
+impl Worker {
+    pub(crate) fn new() -> std::io::Result<Arc<Self>> {
+        let poller = Poller::new()?;
+        Ok(Arc::new(Self {
+            waker: poller.waker(),
+            poller,
+            lanes: Mutex::new(Rank::Worker, HashMap::new()),
+            called: Mutex::new(Rank::Worker, Vec::new()),
+            has_calls: AtomicBool::new(false),
+            lane_count: AtomicUsize::new(0),
+            next_token: AtomicU64::new(0),
+            asleep: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+        }))
+    }
+
+    /// Makes the worker look for work.
+    pub(crate) fn wake(&self) {
+        if self.asleep.swap(false, Ordering::SeqCst) {
+            self.waker.wake();
+        }
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.waker.wake();
+    }
+
+    /// The thread.
+    pub(crate) fn run(&self, local: &Local, spin: Duration, staging_spin: Duration) {
+        tcpx_net::sleep_exactly();
+        let mut driven: Vec<Active> = Vec::new();
+        let mut watched: Vec<Active> = Vec::new();
+        let mut events = Vec::new();
+        let mut last_progress = Instant::now();
+        let mut last_watch = last_progress;
+        let mut looks = 0;
+        while !self.stop.load(Ordering::SeqCst) {
+            self.take_calls(&mut driven, &mut watched);
+            // Also while other lanes keep the worker busy.
+            if !watched.is_empty() && last_watch.elapsed() >= WATCH {
+                last_watch = Instant::now();
+                take_abandoned(&mut driven, &mut watched);
+            }
+            let mut drive = Drive {
+                progress: false,
+                more: local.step(),
+            };
+            let mut index = 0;
+            while index < driven.len() {
+                let active = &mut driven[index];
+                if active.is_attended() {
+                    watched.push(driven.swap_remove(index));
+                    continue;
+                }
+                drive |= active.lane().work();
+                if active.lane().is_dead() {
+                    driven.swap_remove(index);
+                } else {
+                    index += 1;
+                }
+            }
+            if drive.progress || drive.more {
+                last_progress = Instant::now();
+                looks = 0;
+            }
+            if drive.more {
+                continue;
+            }
+            let staging = driven.iter().any(|active| active.lane().is_staging());
+            // A full send buffer empties in steps that are worth a sleep; asking meanwhile only takes
+            // the socket's lock from those who empty it. What arrives is worth looking for.
+            let full = driven.iter().all(|active| active.lane().is_blocked());
+            let patience = if staging { staging_spin } else { spin };
+            if !full && last_progress.elapsed() < patience {
+                looks += 1;
+                let give_way = match looks {
+                    1 => driven.iter().any(|active| active.lane().needs_this_core()),
+                    _ => looks % PATIENT_LOOKS == 0,
+                };
+                if give_way {
+                    std::thread::yield_now();
+                }
+                if driven.len() < self.lane_count.load(Ordering::Relaxed) {
+                    // Other lanes must not wait for the end of the spin.
+                    self.collect(&mut events, &mut driven, &mut watched, Some(Duration::ZERO));
+                }
+                continue;
+            }
+            self.rest(&mut driven);
+            self.asleep.store(true, Ordering::SeqCst);
+            // What is left has something to send, or a copy under way.
+            let dirty = driven.iter().any(|active| !active.lane().is_staging());
+            let timeout = if self.has_calls() || local.is_busy() || dirty {
+                Some(Duration::ZERO)
+            } else if !driven.is_empty() {
+                Some(STAGING_LOOK)
+            } else if watched.is_empty() {
+                None
+            } else {
+                Some(WATCH)
+            };
+            self.collect(&mut events, &mut driven, &mut watched, timeout);
+            self.asleep.store(false, Ordering::SeqCst);
+            // Looking for the end of a copy is no reason to spin.
+            if timeout != Some(STAGING_LOOK) || self.has_calls() {
+                last_progress = Instant::now();
+            }
+        }
+    }
+
+    /// Moves the lanes that were called for to the driven ones.
+    fn take_calls(&self, driven: &mut Vec<Active>, watched: &mut Vec<Active>) {
+        // Looked at first: this is asked again and again.
+        if !self.has_calls() || !self.has_calls.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        let called = std::mem::take(&mut *self.called.lock());
+        for token in called {
+            if driven.iter().any(|a| a.token == token) {
+                continue;
+            }
+            if let Some(at) = watched.iter().position(|a| a.token == token) {
+                let mut active = watched.swap_remove(at);
+                active.attended = active.lane().attended();
+                driven.push(active);
+            } else if let Some(active) = self.active(token) {
+                driven.push(active);
+            }
+        }
+    }
+
+    fn has_calls(&self) -> bool {
+        self.has_calls.load(Ordering::SeqCst)
+    }
+
+    /// A lane that somebody called for: driven whether or not a caller drives it too.
+    fn active(&self, token: u64) -> Option<Active> {
+        let lane = self.lanes.lock().get(&token).cloned()?;
+        let attended = lane.driven.attended();
+        Some(Active::new(token, attended, lane))
+    }
+
+    /// Stops driving the lanes that have nothing to do: from now on the kernel says when they have. Lanes
+    /// that got something to send in the meantime stay.
+    fn rest(&self, driven: &mut Vec<Active>) {
+        driven.retain(|active| {
+            let lane = active.lane();
+            // Before the looks below: whoever leaves the lane unfinished after them calls.
+            lane.take_care(false);
+            lane.raise_wake_level();
+            if let Some(entry) = self.lanes.lock().get_mut(&active.token) {
+                entry.attended = active.attended;
+            }
+            if self
+                .poller
+                .arm(lane.stream(), active.token, lane.is_blocked())
+                .is_err()
+            {
+                // The connection has ended and was removed.
+                return false;
+            }
+            // Whoever adds work after this look calls the worker; whoever added it before is seen.
+            let stays = (lane.is_dirty() && !lane.is_blocked()) || lane.is_staging();
+            if stays {
+                lane.take_care(true);
+            }
+            stays
+        });
+    }
+
+    /// Waits for the kernel to report lanes. Those that a caller has driven since the worker left
+    /// them are only watched.
+    fn collect(
+        &self,
+        events: &mut Vec<Event>,
+        driven: &mut Vec<Active>,
+        watched: &mut Vec<Active>,
+        timeout: Option<Duration>,
+    ) {
+        events.clear();
+        if let Err(error) = self.poller.wait(events, timeout) {
+            tracing::error!(%error, "a worker cannot wait for its lanes");
+            std::thread::sleep(WATCH);
+        }
+        for event in events.drain(..) {
+            let Event::Ready(token) = event else { continue };
+            if driven
+                .iter()
+                .chain(watched.iter())
+                .any(|a| a.token == token)
+            {
+                continue;
+            }
+            let Some(lane) = self.lanes.lock().get(&token).cloned() else {
+                continue;
+            };
+            let mut active = Active::new(token, lane.attended, lane);
+            if active.is_attended() {
+                watched.push(active);
+            } else {
+                driven.push(active);
+            }
+        }
+    }
+}
+
+impl Caller for Worker {
+    fn add(&self, driven: Arc<dyn Driven>) -> std::io::Result<u64> {
+        let token = self.next_token.fetch_add(1, Ordering::Relaxed);
+        self.poller.add(driven.stream(), token)?;
+        let lane = LaneRef {
+            driven,
+            attended: 0,
+        };
+        self.lanes.lock().insert(token, lane);
+        self.lane_count.fetch_add(1, Ordering::Relaxed);
+        Ok(token)
+    }
+
+    fn remove(&self, token: u64, stream: &Stream) {
+        self.poller.remove(stream);
+        if self.lanes.lock().remove(&token).is_some() {
+            self.lane_count.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.wake();
+    }
+
+    fn call(&self, token: u64) {
+        let mut called = self.called.lock();
+        if !called.contains(&token) {
+            called.push(token);
+        }
+        self.has_calls.store(true, Ordering::SeqCst);
+        drop(called);
+        self.wake();
+    }
+}
+
+/// The workers of a session.
+pub(crate) struct Workers {
+    all: Vec<Arc<Worker>>,
+    next: AtomicUsize,
+}
+
+impl Workers {
+    pub(crate) fn new(count: usize) -> std::io::Result<Arc<Self>> {
+        let all: std::io::Result<_> = (0..count).map(|_| Worker::new()).collect();
+        Ok(Arc::new(Self {
+            all: all?,
+            next: AtomicUsize::new(0),
+        }))
+    }
+
+    pub(crate) fn all(&self) -> &[Arc<Worker>] {
+        &self.all
+    }
+
+    /// The worker that the next lane is given to.
+    pub(crate) fn next(&self) -> Arc<dyn Caller> {
+        let index = self.next.fetch_add(1, Ordering::Relaxed) % self.all.len();
+        Arc::clone(&self.all[index]) as Arc<dyn Caller>
+    }
+}
+
+impl Crew for Workers {
+    fn wake_any(&self) {
+        self.all[0].wake();
+    }
+
+    fn stop(&self) {
+        for worker in &self.all {
+            worker.stop();
+        }
+    }
+}
+
+/// Lanes that their callers have left are driven again; the others stay watched.
+fn take_abandoned(driven: &mut Vec<Active>, watched: &mut Vec<Active>) {
+    let mut index = 0;
+    while index < watched.len() {
+        if watched[index].lane().is_dead() {
+            watched.swap_remove(index);
+        } else if watched[index].is_attended() {
+            index += 1;
+        } else {
+            driven.push(watched.swap_remove(index));
+        }
+    }
+}
+
+impl Active {
+    fn new(token: u64, attended: u64, lane: LaneRef) -> Self {
+        lane.driven.take_care(true);
+        Self {
+            token,
+            lane,
+            attended,
+        }
+    }
+
+    fn lane(&self) -> &dyn Driven {
+        self.lane.driven.as_ref()
+    }
+
+    /// Whether a caller has driven the lane since the last look.
+    fn is_attended(&mut self) -> bool {
+        let attended = self.lane().attended();
+        std::mem::replace(&mut self.attended, attended) != attended
+    }
+}

@@ -1,0 +1,83 @@
+//! What is said of two sessions that do not fit.
+
+use tcpx_proto::handshake::Features;
+
+/// Names what each side is set to, and what to do about it.
+pub(super) fn incompatible(peer: &str, peer_lacks: Features, session_lacks: Features) -> String {
+    const PLUGIN: &str = "comms of a plugin (transport=plugin)";
+    const NATIVE: &str = "native lanes only (transport=tcp)";
+    let mut facts = Vec::new();
+    let mut hints = Vec::new();
+    if peer_lacks.contains(Features::COMMS) {
+        facts.push(format!(
+            "peer {peer:?} offers {NATIVE} and this session requires {PLUGIN}"
+        ));
+    }
+    if session_lacks.contains(Features::COMMS) {
+        facts.push(format!(
+            "peer {peer:?} requires {PLUGIN} and this session offers {NATIVE}"
+        ));
+    }
+    if !facts.is_empty() {
+        hints.push("set TCPX_TRANSPORT alike on both sides");
+    }
+    // No setting leads to the others: the two builds differ.
+    let [theirs, ours] = [peer_lacks, session_lacks].map(|lacks| lacks.without(Features::COMMS));
+    if !theirs.is_empty() {
+        facts.push(format!(
+            "peer {peer:?} does not offer {theirs}, which this session requires"
+        ));
+    }
+    if !ours.is_empty() {
+        facts.push(format!(
+            "peer {peer:?} requires {ours}, which this session does not offer"
+        ));
+    }
+    if !(theirs | ours).is_empty() {
+        hints.push("run the same release on both sides");
+    }
+    format!("{}: {}", facts.join("; "), hints.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::{Error, ErrorKind};
+
+    #[test]
+    fn sessions_that_do_not_fit_are_told_both_settings() {
+        let error = |peer_lacks: u32, session_lacks: u32| {
+            let [peer_lacks, session_lacks] = [peer_lacks, session_lacks].map(Features::from_bits);
+            let peer = "decode".to_owned();
+            let error = Error::Incompatible {
+                peer,
+                peer_lacks,
+                session_lacks,
+            };
+            assert_eq!(error.kind(), ErrorKind::NotSupported);
+            error.to_string()
+        };
+        assert_eq!(
+            error(2, 0),
+            "peer \"decode\" offers native lanes only (transport=tcp) and this session requires \
+             comms of a plugin (transport=plugin): set TCPX_TRANSPORT alike on both sides"
+        );
+        assert_eq!(
+            error(0, 2),
+            "peer \"decode\" requires comms of a plugin (transport=plugin) and this session offers \
+             native lanes only (transport=tcp): set TCPX_TRANSPORT alike on both sides"
+        );
+        assert_eq!(
+            error(0, 0x11),
+            "peer \"decode\" requires encryption, features 0x10, which this session does not \
+             offer: run the same release on both sides"
+        );
+        assert_eq!(
+            error(0x40, 2),
+            "peer \"decode\" requires comms of a plugin (transport=plugin) and this session offers \
+             native lanes only (transport=tcp); peer \"decode\" does not offer features 0x40, \
+             which this session requires: set TCPX_TRANSPORT alike on both sides; \
+             run the same release on both sides"
+        );
+    }
+}

@@ -1,0 +1,364 @@
+//! Transfers of a session to itself: copies, checked like any peer's access.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tcpx_cuda::Device;
+use tcpx_net::{Cursor, Span, Store, copy_spans};
+use tcpx_proto::frame::{Header, Kind, Status, Table};
+
+use super::{Above, Context, Link, Mark};
+use crate::error::Error;
+use crate::memory::{Copier, Refusal, one_device};
+use crate::sync::{Mutex, Rank};
+use crate::transfer::{After, Announcement, ChunkRef, Offered, Op, Run};
+
+/// Runs up to this size are copied by the caller who posts them.
+const INLINE_BYTES: u64 = 256 << 10;
+
+/// The link of a session to itself.
+pub(crate) struct Local {
+    this: Weak<Self>,
+    context: Arc<Context>,
+    /// The peer that stands for the session.
+    above: Weak<dyn Above>,
+    runs: Mutex<Waiting>,
+    /// Whether runs wait: what threads ask again and again.
+    is_busy: AtomicBool,
+    copier: Mutex<Copier>,
+    /// Wakes a thread that calls [`Local::step`].
+    call: Box<dyn Fn() + Send + Sync>,
+}
+
+/// The copies that wait to be made.
+#[derive(Default)]
+struct Waiting {
+    runs: VecDeque<Arc<Run>>,
+    closed: bool,
+}
+
+impl Local {
+    pub(crate) fn new(
+        context: Arc<Context>,
+        above: Weak<dyn Above>,
+        call: Box<dyn Fn() + Send + Sync>,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            this: this.clone(),
+            context,
+            above,
+            runs: Mutex::new(Rank::Local, Waiting::default()),
+            is_busy: AtomicBool::new(false),
+            copier: Mutex::new(Rank::Local, Copier::default()),
+            call,
+        })
+    }
+
+    /// Copies one chunk of whatever waits; false when nothing does.
+    pub(crate) fn step(&self) -> bool {
+        if !self.is_busy() {
+            return false;
+        }
+        let Some(run) = self.runs.lock().runs.front().cloned() else {
+            return false;
+        };
+        if !self.copy_chunk(&run) {
+            let runs = &mut self.runs.lock().runs;
+            if runs.front().is_some_and(|front| Arc::ptr_eq(front, &run)) {
+                runs.pop_front();
+                // With the lock: what is pushed after this sets it again.
+                self.is_busy.store(!runs.is_empty(), Ordering::SeqCst);
+            }
+        }
+        true
+    }
+
+    /// Whether somebody must call [`Local::step`].
+    pub(crate) fn is_busy(&self) -> bool {
+        self.is_busy.load(Ordering::SeqCst)
+    }
+
+    fn link(&self) -> Arc<dyn Link> {
+        self.this.upgrade().expect("whoever calls holds it")
+    }
+
+    /// What the session calls itself.
+    fn name(&self) -> String {
+        let above = self.above.upgrade();
+        above.map_or_else(String::new, |above| above.name().to_owned())
+    }
+
+    fn refused(&self, status: Status, text: impl ToString) -> Error {
+        Error::PeerRefused {
+            peer: self.name(),
+            status,
+            text: text.to_string(),
+        }
+    }
+
+    /// Copies the next chunk of a run; false when there is none.
+    fn copy_chunk(&self, run: &Arc<Run>) -> bool {
+        let Some(chunk) = Offered::next(run) else {
+            return false;
+        };
+        let copied = self.context.copies.guarded(|| self.copy(&chunk));
+        let mut last = false;
+        if let Err(error) = copied {
+            last |= run.fail(error);
+        }
+        last |= run.settle(1);
+        if last {
+            self.conclude(run);
+        }
+        true
+    }
+
+    /// Checks a chunk as its owner would, and copies it.
+    fn copy(&self, chunk: &ChunkRef) -> Result<(), Error> {
+        let run = &chunk.run;
+        if let Some(memory) = run.plan.revoked() {
+            return Err(Error::RegionDeregistered(memory.id));
+        }
+        if run.is_aborted() {
+            return Ok(());
+        }
+        let (regions, entries) = chunk.table_counts();
+        let header = Header {
+            regions,
+            entries,
+            payload: chunk.bytes() as u64,
+            ..Header::new(Kind::Write, run.id)
+        };
+        let table = Table::decode(&header, chunk.table())
+            .map_err(|error| self.refused(Status::Other, error))?;
+        let refused = |refusal: Refusal| self.refused(refusal.status(), refusal);
+        let (mut there, mut memory) = (Vec::new(), Vec::new());
+        let registry = &self.context.registry;
+        registry
+            .resolve(&table, &mut there, &mut memory)
+            .map_err(refused)?;
+        let device = one_device(&memory).map_err(refused)?;
+        let there = Side {
+            device: device.as_ref(),
+            spans: &there,
+        };
+        let here = Side {
+            device: chunk.device(),
+            spans: chunk.spans(),
+        };
+        match run.plan.op {
+            Op::Write => self.move_bytes(&here, &there),
+            Op::Read => self.move_bytes(&there, &here),
+        }
+    }
+
+    /// Copies from one place to another. With a device on either side this waits for the device: it is
+    /// the caller's own memory, and nobody else's transfer is kept waiting but by the time of one chunk.
+    fn move_bytes(&self, from: &Side<'_>, to: &Side<'_>) -> Result<(), Error> {
+        let start = Cursor::default();
+        let by_cpu = |from: &[Span], to: &[Span]| {
+            copy_spans((from, start), (to, start), Store::Cached);
+        };
+        let Some(device) = to.device.or(from.device) else {
+            by_cpu(from.spans, to.spans);
+            return Ok(());
+        };
+        let mut copier = self.copier.lock();
+        if let (Some(a), Some(b)) = (to.device, from.device)
+            && a.is_same(b.as_ref())
+            && !overlap(to.spans, from.spans)
+        {
+            let copy = copier.copy(device.as_ref(), from.spans, to.spans)?;
+            return copier.wait(copy);
+        }
+        let bytes = from.spans.iter().map(Span::len).sum();
+        let slot = self.context.staging.slot(device.as_ref(), bytes)?;
+        let between = slot.span(0, bytes);
+        match from.device {
+            Some(device) => {
+                let copy = copier.gather(device.as_ref(), from.spans, start, between)?;
+                copier.wait(copy)?;
+            }
+            None => by_cpu(from.spans, &[between]),
+        }
+        match to.device {
+            Some(device) => {
+                let copy = copier.scatter(device.as_ref(), to.spans, start, between)?;
+                copier.wait(copy)
+            }
+            None => {
+                by_cpu(&[between], to.spans);
+                Ok(())
+            }
+        }
+    }
+
+    fn conclude(&self, run: &Arc<Run>) {
+        if !run.completion.commit() {
+            run.conclude_failed();
+            return;
+        }
+        match &run.after {
+            After::Nothing => {}
+            After::Notify(message) => self.notify(run.id, message),
+            After::Tell(waiting) => waiting.landed(),
+        }
+        run.completion.finish();
+    }
+
+    /// Fails what waits, and what comes from now on.
+    fn end(&self) {
+        let mut waiting = self.runs.lock();
+        waiting.closed = true;
+        let runs = std::mem::take(&mut waiting.runs);
+        self.is_busy.store(false, Ordering::SeqCst);
+        drop(waiting);
+        for run in runs {
+            run.fail_now(Error::Closed);
+        }
+    }
+}
+
+impl Link for Local {
+    #[cfg(test)]
+    fn as_any(self: Arc<Self>) -> Arc<dyn std::any::Any + Send + Sync> {
+        self
+    }
+
+    /// Small runs are over when this returns.
+    fn submit(&self, run: &Arc<Run>) {
+        if run.plan.bytes <= INLINE_BYTES {
+            while self.copy_chunk(run) {}
+            return;
+        }
+        let mut waiting = self.runs.lock();
+        if waiting.closed {
+            drop(waiting);
+            return run.fail_now(Error::Closed);
+        }
+        waiting.runs.push_back(Arc::clone(run));
+        self.is_busy.store(true, Ordering::SeqCst);
+        drop(waiting);
+        (self.call)();
+    }
+
+    fn notify(&self, _transfer: u64, message: &[u8]) {
+        if let Some(above) = self.above.upgrade() {
+            above.notified(message.to_vec());
+        }
+    }
+
+    fn announce(&self, message: &Announcement) {
+        if let Some(above) = self.above.upgrade() {
+            above.announced(self.link(), message.arrival());
+        }
+    }
+
+    fn send_done(&self, transfer: u64, status: Status, text: &str) {
+        let error = (status != Status::Ok).then(|| self.refused(status, text));
+        if let Some(above) = self.above.upgrade() {
+            above.sent(transfer, error);
+        }
+    }
+
+    fn drive_for(&self, _run: &Run) {
+        self.step();
+    }
+
+    fn hand_over(&self) {
+        (self.call)();
+    }
+
+    fn lanes(&self) -> usize {
+        1
+    }
+
+    fn round_trip(&self, _lane: usize, _timeout: Duration) -> Result<Duration, Error> {
+        Ok(Duration::ZERO)
+    }
+
+    fn error(&self) -> Option<Error> {
+        None
+    }
+
+    /// Copies look for themselves, and are waited for by [`Context::let_go`].
+    fn let_go(&self, _run: &Arc<Run>) {}
+
+    fn revoke(&self) {}
+
+    fn mark(&self) -> Box<dyn Mark> {
+        Box::new(Reached)
+    }
+
+    fn close(&self, _reason: &str, _error: Error) {
+        self.end();
+    }
+
+    fn kill(&self, _error: Error) {
+        self.end();
+    }
+}
+
+/// A mark where nothing is ever under way.
+struct Reached;
+
+impl Mark for Reached {
+    fn is_reached(&self) -> bool {
+        true
+    }
+}
+
+/// Memory of one kind.
+struct Side<'a> {
+    device: Option<&'a Arc<dyn Device>>,
+    spans: &'a [Span],
+}
+
+/// Whether a byte of one list is also in the other. Lists are short: a chunk's.
+fn overlap(a: &[Span], b: &[Span]) -> bool {
+    let range = |s: &Span| s.address()..s.address() + s.len();
+    a.iter().any(|a| {
+        let a = range(a);
+        b.iter().any(|b| {
+            let b = range(b);
+            a.start < b.end && b.start < a.end
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    use crate::testing::{LONG, session};
+    use crate::transfer::{After, Limits, Op, Plan, Run};
+    use crate::{Buffer, Segment};
+
+    /// Posted by somebody who found the session open.
+    #[test]
+    fn a_run_that_comes_after_the_end_fails() {
+        const LEN: usize = 1 << 20;
+        let alice = session("alice");
+        let [from, to] = [(); 2].map(|()| alice.register(&Buffer::new(LEN)).unwrap());
+        let there = to.descriptor();
+        let segment = Segment {
+            local: from.at(0),
+            remote: there.at(0),
+            len: LEN,
+        };
+        let limits = Limits {
+            chunk_bytes: LEN / 4,
+            lanes: 1,
+        };
+        let plan = Plan::new(Op::Write, alice.core().resolve([segment]).unwrap(), limits);
+        let run = Arc::new(Run::new(1, Arc::new(plan), After::Nothing));
+        let link = alice.core().own_peer().link().unwrap();
+        alice.close();
+        link.submit(&run);
+        assert!(run.completion.wait_until(Instant::now() + LONG));
+        assert!(run.completion.error().is_some());
+    }
+}

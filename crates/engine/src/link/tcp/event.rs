@@ -1,0 +1,86 @@
+//! What a lane finds out while its locks are held, and what is done about it once they are not.
+
+use std::sync::Arc;
+
+use tcpx_proto::frame::{Header, Kind};
+use tcpx_proto::lane::ChunkId;
+
+use super::Connection;
+use super::lane::Lane;
+use crate::error::Error;
+use crate::transfer::{After, Arrival, ChunkRef, Run};
+
+/// Something that a lane has found out.
+pub(super) enum Event {
+    /// Nothing of this chunk is under way any more.
+    Settled(ChunkRef),
+    /// The same, and it has failed.
+    Failed(ChunkRef, Error),
+    /// No chunk of this run may be moved any more.
+    Dead(Arc<Run>, Error),
+    /// A notification, with the WRITE chunk that it rode along with.
+    Notified {
+        message: Vec<u8>,
+        with: Option<ChunkId>,
+    },
+    /// A tagged message was announced.
+    Announced(Arrival),
+    /// A tagged message of ours has ended at the peer.
+    Sent { transfer: u64, error: Option<Error> },
+    /// The peer wants to know that everything before this is dealt with.
+    Ping(u64),
+    /// The answer to a ping of ours.
+    Pong(u64),
+}
+
+impl Connection {
+    /// Deals with an event. Only where no lock of a sending or receiving half is held; events of a
+    /// receiving half in their order.
+    pub(super) fn deliver(&self, lane: &Lane, event: Event) {
+        match event {
+            Event::Settled(chunk) => self.settle(&chunk.run),
+            Event::Failed(chunk, error) => {
+                chunk.run.fail_now(error);
+                self.settle(&chunk.run);
+            }
+            Event::Dead(run, error) => run.fail_now(error),
+            Event::Notified { message, with } => {
+                self.above.notified(message);
+                if let Some(id) = with {
+                    // Not before: a peer that knows the chunk's end knows that we have the message.
+                    lane.landed(id, None);
+                }
+            }
+            Event::Announced(arrival) => self.above.announced(self.link(), arrival),
+            Event::Sent { transfer, error } => self.above.sent(transfer, error),
+            Event::Ping(token) => {
+                let pong = Header::new(Kind::Pong, token);
+                lane.push_control(|out| pong.encode(out));
+            }
+            Event::Pong(token) => self.pings.answered(token),
+        }
+    }
+
+    /// Settles one chunk of a run.
+    fn settle(&self, run: &Arc<Run>) {
+        if run.settle(1) {
+            self.conclude(run);
+        }
+    }
+
+    fn conclude(&self, run: &Arc<Run>) {
+        if !run.completion.commit() {
+            run.conclude_failed();
+            return;
+        }
+        match &run.after {
+            After::Nothing => {}
+            After::Notify(message) if run.rides_along(message) => {}
+            // Before the run counts as done: once it does, the notification is on its way.
+            After::Notify(message) => self.send_notify(run.id, message),
+            After::Tell(waiting) => waiting.landed(),
+        }
+        self.above.measured(run.plan.bytes, run.started.elapsed());
+        run.completion.finish();
+    }
+}

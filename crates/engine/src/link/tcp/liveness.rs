@@ -1,0 +1,78 @@
+//! Noticing that a connection no longer moves.
+
+use std::time::{Duration, Instant};
+
+use tcpx_proto::frame::{Header, Kind};
+use tcpx_proto::lane::{Silence, Stall};
+
+use super::Connection;
+use super::lane::Lane;
+use crate::error::Error;
+
+/// What the control thread saw of a connection at its last look.
+pub(super) struct Liveness {
+    epoch: Instant,
+    silence: Silence,
+    stream: Stall,
+    /// Stall timers of payload that travels beside the stream: two for each lane.
+    beside: Vec<Stall>,
+}
+
+impl Liveness {
+    pub(super) fn new() -> Self {
+        Self {
+            epoch: Instant::now(),
+            silence: Silence::default(),
+            stream: Stall::default(),
+            beside: Vec::new(),
+        }
+    }
+
+    /// Returns for how long payload beside the streams has not moved although it should, if that is too
+    /// long. Signs of life on the stream say nothing about it: a plugin may lose a connection without a
+    /// word.
+    fn beside_stalled(
+        &mut self,
+        lanes: &[Lane],
+        passed: Duration,
+        limit: Duration,
+    ) -> Option<Duration> {
+        let beside = lanes.iter().flat_map(|l| [&l.beside_out, &l.beside_in]);
+        self.beside.resize(2 * lanes.len(), Stall::default());
+        let stalls = self.beside.iter_mut().zip(beside);
+        let longest = stalls.map(|(stall, beside)| stall.look(beside.moved(), passed));
+        longest.max().filter(|longest| *longest >= limit)
+    }
+}
+
+impl Connection {
+    /// Looks whether a connection with work outstanding still moves; asks the peer for a sign of life
+    /// and gives it up when none has come within `timeout`. Returns whether work is outstanding.
+    pub(super) fn look_after(&self, now: Instant, timeout: Duration) -> bool {
+        if !self.above.is_waiting() && !self.lanes.iter().any(Lane::is_busy) {
+            *self.liveness.lock() = Liveness::new();
+            return false;
+        }
+        let moved = self.lanes.iter().map(Lane::moved).sum();
+        let mut liveness = self.liveness.lock();
+        let since_epoch = now.saturating_duration_since(liveness.epoch);
+        let passed = liveness.silence.passed(since_epoch, timeout);
+        let beside = liveness.beside_stalled(&self.lanes, passed, timeout);
+        let stalled = liveness.stream.look(Some(moved), passed);
+        drop(liveness);
+        let peer = self.above.name().to_owned();
+        if let Some(after) = beside {
+            self.end_with(Error::PluginStalled { peer, after });
+        } else if stalled >= timeout {
+            let after = stalled;
+            self.end_with(Error::PeerSilent { peer, after });
+        } else if stalled > Duration::ZERO {
+            // A healthy peer answers even if it has nothing else to say.
+            for lane in &self.lanes {
+                lane.push_control(|out| Header::new(Kind::Ping, 0).encode(out));
+                lane.call_worker();
+            }
+        }
+        true
+    }
+}

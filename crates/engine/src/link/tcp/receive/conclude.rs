@@ -1,0 +1,159 @@
+//! What follows once the payload of a frame has landed.
+
+use tcpx_proto::frame::{FLAG_INLINE, Header, Kind, Status, Table};
+
+use tcpx_proto::lane::Landing;
+
+use super::{Ended, Receiver};
+use crate::carrier::Over;
+use crate::error::LostCause;
+use crate::link::tcp::Connection;
+use crate::link::tcp::event::Event;
+use crate::link::tcp::lane::Lane;
+use crate::link::tcp::payload::{Incoming, Sink};
+use crate::memory::Refusal;
+use crate::transfer::Arrival;
+
+impl Receiver {
+    /// Deals with the frames whose payload has landed, and with those that had to wait for that.
+    pub(super) fn land(
+        &mut self,
+        lane: &Lane,
+        connection: &Connection,
+        events: &mut Vec<Event>,
+    ) -> Result<(), Ended> {
+        for carrier in self.carriers.each() {
+            while let Some(over) = carrier.poll_over() {
+                complete(&mut self.landing, over);
+            }
+        }
+        while let Some(payload) = self.landing.poll_event() {
+            self.conclude(payload, lane, connection, events)?;
+        }
+        Ok(())
+    }
+
+    /// Deals with a frame that is complete, now or when everything that came before it has landed.
+    pub(super) fn finish(
+        &mut self,
+        payload: Incoming,
+        lane: &Lane,
+        connection: &Connection,
+        events: &mut Vec<Event>,
+    ) -> Result<(), Ended> {
+        let way = payload.way.filter(|way| self.carriers.get(*way).defers());
+        let may_be_due = way.is_none() && self.landing.is_empty();
+        if may_be_due || !payload.waits_its_turn() {
+            return self.conclude(payload, lane, connection, events);
+        }
+        let ticket = self.landing.reserve();
+        match way {
+            None => self.landing.complete(ticket, payload),
+            Some(way) => {
+                if let Some(over) = self.carriers.get(way).push(ticket, payload) {
+                    complete(&mut self.landing, over);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn conclude(
+        &mut self,
+        payload: Incoming,
+        lane: &Lane,
+        connection: &Connection,
+        events: &mut Vec<Event>,
+    ) -> Result<(), Ended> {
+        let (header, id) = (payload.header, payload.id());
+        match payload.sink {
+            Sink::Regions {
+                grant,
+                notification,
+            } => {
+                if self.spare.len() < connection.own_window {
+                    self.spare.push(grant.cleared());
+                }
+                match notification {
+                    Some(message) => events.push(Event::Notified {
+                        message,
+                        with: Some(id),
+                    }),
+                    None => self.replies = lane.landed(id, None),
+                }
+            }
+            Sink::Run(chunk) => events.push(Event::Settled(chunk)),
+            Sink::Failed(chunk, error) => events.push(Event::Failed(chunk, error)),
+            Sink::Refused {
+                chunk,
+                status,
+                text,
+            } => {
+                let error = connection.refused(status, &text);
+                events.push(Event::Failed(chunk, error));
+            }
+            Sink::Nowhere(refusal) => match header.kind {
+                Kind::Write => {
+                    let refusal = refusal.unwrap_or(Refusal::Revoked);
+                    let refusal = Some((refusal.status(), refusal.to_string()));
+                    self.replies = lane.landed(id, refusal);
+                }
+                Kind::Ping if header.transfer != 0 => events.push(Event::Ping(header.transfer)),
+                _ => {}
+            },
+            Sink::Message { middle, bytes } => {
+                conclude_message(header, &middle, bytes, connection, events)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn conclude_message(
+    header: Header,
+    middle: &[u8],
+    bytes: Vec<u8>,
+    connection: &Connection,
+    events: &mut Vec<Event>,
+) -> Result<(), Ended> {
+    match header.kind {
+        Kind::Notify => events.push(Event::Notified {
+            message: bytes,
+            with: None,
+        }),
+        Kind::Send => {
+            let (table, tag) = middle.split_at(header.table_bytes());
+            let table = Table::decode(&header, table).map_err(Ended::misbehaved)?;
+            let inline = (header.flags & FLAG_INLINE != 0).then_some(bytes);
+            let arrival = Arrival::new(header.transfer, tag, &table, inline);
+            events.push(Event::Announced(arrival));
+        }
+        Kind::SendDone => {
+            let status = Status::from_u8(header.flags);
+            let error = (status != Status::Ok).then(|| connection.refused(status, &bytes));
+            events.push(Event::Sent {
+                transfer: header.transfer,
+                error,
+            });
+        }
+        Kind::Goodbye => {
+            let text = String::from_utf8_lossy(&bytes).into_owned();
+            return Err(Ended::Lost(LostCause::Goodbye(text)));
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Hands in a payload of which nothing is under way any more.
+fn complete(landing: &mut Landing<Incoming>, over: Over<Incoming>) {
+    let Over {
+        ticket,
+        mut payload,
+        error,
+    } = over;
+    if let Some(error) = error {
+        payload.fail(error);
+    }
+    landing.complete(ticket, payload);
+}

@@ -1,0 +1,455 @@
+//! The sending half of a lane.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tcpx_net::Cursor;
+use tcpx_proto::frame::{FLAG_NOTIFY, Header, Kind};
+use tcpx_proto::lane::{Chunk, ChunkId, Room, Transmit};
+
+use super::Connection;
+use super::event::Event;
+use super::lane::{Books, Lane};
+use super::receive::Ended;
+use crate::carrier::comm::CommSend;
+use crate::carrier::{Begin, LetGo, Outgoing, SendCarrier, SendCarriers, Way};
+use crate::error::Error;
+use crate::memory::{Grant, Place, Pool, Refusal};
+use crate::transfer::{After, ChunkRef, Offered, Op};
+
+/// READ requests are gathered into one system call up to this size.
+const MAX_HEAD_BYTES: usize = 32 << 10;
+
+/// The answer to a READ request, until it is sent.
+pub(super) struct Answer {
+    pub(super) id: ChunkId,
+    pub(super) bytes: usize,
+    pub(super) outcome: Result<Grant, Refusal>,
+}
+
+/// What a call to [`Sender::step`] achieved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// Bytes went out; there may be more.
+    Some,
+    /// There is nothing to send.
+    Nothing,
+    /// The kernel takes no more for now.
+    Blocked,
+    /// What is to be sent next is still being prepared by a carrier.
+    Waiting,
+}
+
+/// The sending half of a lane: the frame (or the batch of small frames) that is being sent, and the
+/// carriers of payloads. Whoever holds it calls [`Sender::step`], one system call at a time.
+pub(super) struct Sender {
+    head: Vec<u8>,
+    // ≤ head.len()
+    head_sent: usize,
+    /// Payload bytes of the current frame that are not in the stream yet, and who has them.
+    left: usize,
+    way: Option<Way>,
+    carriers: SendCarriers,
+    events: Vec<Event>,
+    closed: bool,
+}
+
+impl Sender {
+    pub(super) fn new(pool: &Arc<Pool>, comm: Option<CommSend>) -> Self {
+        Self {
+            head: Vec::with_capacity(1024),
+            head_sent: 0,
+            left: 0,
+            way: None,
+            carriers: SendCarriers::new(pool, comm),
+            events: Vec::new(),
+            closed: false,
+        }
+    }
+
+    /// Sends once: the rest of the current frame, or the next one.
+    pub(super) fn step(&mut self, lane: &Lane, connection: &Connection) -> Result<Sent, Ended> {
+        let moved = self.step_beside(lane)?;
+        if self.is_idle() {
+            self.build(lane, connection);
+            if self.is_idle() {
+                return Ok(if moved {
+                    Sent::Some
+                } else if self.is_staging() {
+                    Sent::Waiting
+                } else {
+                    Sent::Nothing
+                });
+            }
+        }
+        let head = &self.head[self.head_sent..];
+        // A frame that has begun cannot be taken back: without its bytes the connection ends.
+        let ready = match self.way.filter(|_| self.left > 0) {
+            Some(way) => self.carriers.get(way).ready()?,
+            None => None,
+        };
+        if ready.is_none() && head.is_empty() {
+            return Ok(Sent::Waiting);
+        }
+        let (spans, at) = ready.unwrap_or((&[], Cursor::default()));
+        match lane.stream.send(head, spans, at) {
+            Ok(count) => {
+                lane.bytes_sent.fetch_add(count as u64, Ordering::Relaxed);
+                self.advance(count, lane)?;
+                self.step_beside(lane)?;
+                Ok(Sent::Some)
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Sent::Blocked),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// What was found out, for whoever lets go of this half.
+    pub(super) fn take_events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// Whether nothing is half sent.
+    pub(super) fn is_idle(&self) -> bool {
+        self.head_sent == self.head.len() && self.left == 0
+    }
+
+    /// Whether carriers have something under way.
+    pub(super) fn is_staging(&self) -> bool {
+        self.carriers.is_busy()
+    }
+
+    /// Whether payloads are on their way beside the stream.
+    pub(super) fn is_beside(&self) -> bool {
+        self.carriers.is_beside()
+    }
+
+    /// Goes on with payloads that travel beside the stream; says whether anything has moved.
+    fn step_beside(&mut self, lane: &Lane) -> Result<bool, Ended> {
+        // Never before their frames: the peer could not take them.
+        let announced = self.is_idle();
+        let mut moved = false;
+        for carrier in self.carriers.beside() {
+            moved |= carrier.step(announced)?;
+            let sent = carrier.take_moved();
+            if sent > 0 {
+                lane.bytes_sent.fetch_add(sent, Ordering::Relaxed);
+                lane.payload_sent.fetch_add(sent, Ordering::Relaxed);
+            }
+            lane.beside_out.update(carrier.is_waiting(), sent);
+            recycle(carrier.as_mut(), lane);
+        }
+        Ok(moved)
+    }
+
+    fn advance(&mut self, count: usize, lane: &Lane) -> Result<(), Ended> {
+        let of_head = count.min(self.head.len() - self.head_sent);
+        self.head_sent += of_head;
+        let of_payload = count - of_head;
+        if let Some(way) = self.way.filter(|_| of_payload > 0) {
+            let carrier = self.carriers.get(way);
+            carrier.sent(of_payload)?;
+            self.left -= of_payload;
+            lane.payload_sent
+                .fetch_add(of_payload as u64, Ordering::Relaxed);
+            if self.left == 0 {
+                recycle(carrier, lane);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gathers what is waiting: control frames, acknowledgements, READ requests, and at most one frame
+    /// with a payload.
+    fn build(&mut self, lane: &Lane, connection: &Connection) {
+        self.head.clear();
+        // A long notification must not leave its size behind on every lane.
+        self.head.shrink_to(2 * MAX_HEAD_BYTES);
+        self.head_sent = 0;
+        if self.closed {
+            return;
+        }
+        let mut books = lane.books.lock();
+        books.lane.encode_urgent(&mut self.head);
+        if let Some(way) = self.carriers.preparing() {
+            // What can be prepared meanwhile comes first, then what is ready.
+            let begun = self.choose(Kinds::Prepared, &mut books, lane, connection);
+            // Asking a device takes microseconds.
+            drop(books);
+            if begun || self.begin(way, lane, None) {
+                return self.prepare();
+            }
+            books = lane.books.lock();
+        }
+        let begun = self.choose(Kinds::All, &mut books, lane, connection);
+        let load = books.lane.load() as usize;
+        lane.load.store(load, Ordering::Relaxed);
+        drop(books);
+        if let Some(way) = self.carriers.preparing() {
+            self.prepare();
+            if !begun && self.head.is_empty() {
+                self.carriers.get(way).look();
+                self.begin(way, lane, None);
+            }
+        }
+    }
+
+    /// Goes on with payloads that are prepared before their frames begin.
+    fn prepare(&mut self) {
+        if let Some(way) = self.carriers.preparing() {
+            // A failure is that of one payload, which then says so.
+            let _ = self.carriers.get(way).step(true);
+        }
+    }
+
+    /// Adds frames until one has a payload; says whether one has.
+    fn choose(
+        &mut self,
+        kinds: Kinds,
+        books: &mut Books,
+        lane: &Lane,
+        connection: &Connection,
+    ) -> bool {
+        while self.head.len() < MAX_HEAD_BYTES {
+            let mut room = RoomNow {
+                carriers: &mut self.carriers,
+                kinds,
+            };
+            let next = books.lane.poll_transmit(&mut room);
+            let begun = match next {
+                None => return false,
+                Some(Transmit::Request(chunk)) => {
+                    encode_chunk(&mut self.head, &chunk, 0);
+                    false
+                }
+                Some(Transmit::Write(chunk)) => self.push(Outgoing::Chunk(chunk), lane, books),
+                Some(Transmit::Answer(answer)) => self.answer(answer, books, lane, connection),
+                Some(Transmit::Dead(Offered(run))) => {
+                    let revoked = run.plan.revoked().map(|memory| memory.id);
+                    let error = revoked.map_or(Error::Aborted, Error::RegionDeregistered);
+                    self.events.push(Event::Dead(run, error));
+                    false
+                }
+            };
+            if begun {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Adds the answer to a READ; says whether its frame has begun and has a payload.
+    fn answer(
+        &mut self,
+        answer: Answer,
+        books: &mut Books,
+        lane: &Lane,
+        connection: &Connection,
+    ) -> bool {
+        let Answer { id, bytes, outcome } = answer;
+        let outcome = outcome.and_then(|mut grant| {
+            if grant.is_revoked(&connection.context.registry) {
+                books.spare.push(grant.cleared());
+                Err(Refusal::Revoked)
+            } else {
+                Ok(grant)
+            }
+        });
+        match outcome {
+            Ok(grant) => self.push(Outgoing::Answer { id, bytes, grant }, lane, books),
+            Err(refusal) => {
+                encode_refusal(&mut self.head, id, refusal);
+                false
+            }
+        }
+    }
+
+    /// Hands a payload to its carrier; says whether its frame has begun.
+    fn push(&mut self, payload: Outgoing, lane: &Lane, books: &mut Books) -> bool {
+        let way = self.carriers.choose(&payload.place(), payload.bytes());
+        let carrier = self.carriers.get(way);
+        carrier.push(payload);
+        !carrier.prepares() && self.begin(way, lane, Some(books))
+    }
+
+    /// Begins the frame of the next payload that is ready; says whether there was one. `books` are the
+    /// lane's, where they are locked already.
+    fn begin(&mut self, way: Way, lane: &Lane, mut books: Option<&mut Books>) -> bool {
+        loop {
+            let carrier = self.carriers.get(way);
+            let flag = carrier.flag();
+            match carrier.poll_begin() {
+                Begin::Frame(payload) => {
+                    self.way = Some(way);
+                    // One that travels beside the stream has nothing behind its frame.
+                    self.left = if flag == 0 { payload.bytes() } else { 0 };
+                    encode_payload(&mut self.head, payload, flag);
+                    return true;
+                }
+                Begin::Failed(payload, error) => match &mut books {
+                    Some(books) => self.give_up(payload, error, books),
+                    None => self.give_up(payload, error, &mut lane.books.lock()),
+                },
+                Begin::Nothing => return false,
+            }
+        }
+    }
+
+    /// Deals with a payload whose device failed before its frame had begun.
+    fn give_up(&mut self, payload: Outgoing, error: Error, books: &mut Books) {
+        match payload {
+            Outgoing::Chunk(chunk) => {
+                books.lane.withdraw(chunk.id());
+                let revoked = chunk.run.plan.revoked().map(|memory| memory.id);
+                let error = revoked.map_or(error, Error::RegionDeregistered);
+                self.events.push(Event::Failed(chunk, error));
+            }
+            Outgoing::Answer { id, grant, .. } => {
+                let refusal = if grant.has_dead_memory() {
+                    Refusal::Revoked
+                } else {
+                    tracing::warn!(%error, "a device failed, a peer's READ is refused");
+                    Refusal::Device
+                };
+                encode_refusal(&mut self.head, id, refusal);
+            }
+        }
+    }
+
+    /// Stops using memory: what is not sent yet of the current frame is copied, so that it can still be
+    /// completed.
+    pub(super) fn let_go(&mut self, which: LetGo<'_>, lane: &Lane) -> Result<(), Error> {
+        let (mut rest, mut outcome) = (Vec::new(), Ok(()));
+        for carrier in self.carriers.each() {
+            outcome = outcome.and(carrier.let_go(which, &mut rest));
+        }
+        if !rest.is_empty() {
+            self.head.drain(..self.head_sent);
+            self.head_sent = 0;
+            self.head.append(&mut rest);
+            self.left = 0;
+        }
+        for carrier in self.carriers.each() {
+            recycle(carrier.as_mut(), lane);
+        }
+        outcome
+    }
+
+    /// Gives up the current frame and refuses further ones, after waiting for the copies that are under
+    /// way. Chunks that were taken are in the books.
+    pub(super) fn close(&mut self) {
+        self.closed = true;
+        self.head.clear();
+        self.head_sent = 0;
+        self.left = 0;
+        for carrier in self.carriers.each() {
+            carrier.close();
+        }
+    }
+}
+
+/// Keeps the grants of answers that are over.
+fn recycle(carrier: &mut dyn SendCarrier, lane: &Lane) {
+    while let Some(payload) = carrier.poll_over() {
+        if let Outgoing::Answer { grant, .. } = payload {
+            lane.books.lock().spare.push(grant.cleared());
+        }
+    }
+}
+
+/// Which payloads are chosen.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kinds {
+    All,
+    /// Those that are prepared before their frames begin.
+    Prepared,
+}
+
+/// Where there is room for another payload now.
+struct RoomNow<'a> {
+    carriers: &'a mut SendCarriers,
+    kinds: Kinds,
+}
+
+impl RoomNow<'_> {
+    fn is_for(&mut self, place: &Place<'_>, bytes: usize) -> bool {
+        let way = self.carriers.choose(place, bytes);
+        let carrier = self.carriers.get(way);
+        (self.kinds == Kinds::All || carrier.prepares()) && carrier.has_room()
+    }
+}
+
+impl Room<Offered, Answer> for RoomNow<'_> {
+    fn for_write(&mut self, Offered(run): &Offered) -> bool {
+        // Without a chunk, taking one finds that out.
+        run.peek()
+            .is_none_or(|(place, bytes)| self.is_for(&place, bytes))
+    }
+
+    fn for_answer(&mut self, answer: &Answer) -> bool {
+        match &answer.outcome {
+            // Refused, now or before, it needs none.
+            Ok(grant) if !grant.has_dead_memory() => self.is_for(&grant.place(), answer.bytes),
+            _ => true,
+        }
+    }
+}
+
+/// Appends what goes before the bytes of a payload.
+fn encode_payload(head: &mut Vec<u8>, payload: &Outgoing, flag: u8) {
+    match payload {
+        Outgoing::Chunk(chunk) => encode_chunk(head, chunk, flag),
+        Outgoing::Answer { id, bytes, .. } => {
+            let header = Header {
+                flags: flag,
+                seq: id.seq,
+                payload: *bytes as u64,
+                ..Header::new(Kind::Data, id.transfer)
+            };
+            header.encode(head);
+        }
+    }
+}
+
+/// Appends the start of a chunk's frame: a request, or what goes before the bytes.
+fn encode_chunk(head: &mut Vec<u8>, chunk: &ChunkRef, flag: u8) {
+    let run = &chunk.run;
+    let message = match &run.after {
+        // Once it is on its way the run cannot be aborted; if it was, it goes without.
+        After::Notify(message) if run.rides_along(message) && run.completion.commit() => {
+            Some(message)
+        }
+        _ => None,
+    };
+    let kind = match run.plan.op {
+        Op::Read => Kind::Read,
+        Op::Write => Kind::Write,
+    };
+    let (regions, entries) = chunk.table_counts();
+    let id = chunk.id();
+    let header = Header {
+        flags: flag | if message.is_some() { FLAG_NOTIFY } else { 0 },
+        regions,
+        entries,
+        seq: id.seq,
+        extra: message.map_or(0, |m| m.len() as u32),
+        payload: chunk.bytes() as u64,
+        ..Header::new(kind, id.transfer)
+    };
+    header.encode(head);
+    head.extend_from_slice(chunk.table());
+    if let Some(message) = message {
+        head.extend_from_slice(message);
+    }
+}
+
+/// Appends the refusal of a READ request.
+fn encode_refusal(head: &mut Vec<u8>, id: ChunkId, refusal: Refusal) {
+    let header = Header {
+        flags: refusal.status() as u8,
+        seq: id.seq,
+        ..Header::new(Kind::ReadError, id.transfer)
+    };
+    header.encode_with_text(head, &refusal.to_string());
+}

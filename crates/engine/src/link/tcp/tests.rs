@@ -1,0 +1,186 @@
+//! What a connection does in moments that no peer can bring about at will.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use tcpx_proto::frame::{FLAG_COMM, Header, Kind};
+
+use super::Connection;
+use crate::link::Link;
+use crate::testing::{LONG, Pair, connection, wait_until};
+use crate::{Buffer, Config, Error, LostCause, Misbehaviour, Op, Segment, Session};
+
+/// Runs `body` while another thread holds the receiving halves of all lanes: nothing is received.
+fn while_deaf<T>(connection: &Connection, body: impl FnOnce() -> T) -> T {
+    let (held, is_held) = channel();
+    let (release, released) = channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut guards = Vec::new();
+            for lane in &connection.lanes {
+                wait_until("it can be held", || match lane.receiver.try_lock() {
+                    Some(guard) => {
+                        guards.push(guard);
+                        true
+                    }
+                    None => false,
+                });
+            }
+            held.send(()).unwrap();
+            // Ends when the other end is dropped.
+            let _ = released.recv();
+        });
+        is_held.recv().unwrap();
+        let result = body();
+        drop(release);
+        result
+    })
+}
+
+/// The bytes of a message are asked for by the thread that finds it.
+#[test]
+fn a_message_that_is_found_after_the_end_keeps_nobody() {
+    const LEN: usize = 1 << 20;
+    let pair = Pair::new();
+    let [here, there] =
+        [&pair.alice, &pair.bob].map(|session| session.register(&Buffer::new(LEN)).unwrap());
+    let receive = pair.alice.recv(&pair.to_bob, here.at(0), LEN, 7).unwrap();
+    let connection = connection(pair.alice.core());
+    let send = while_deaf(&connection, || {
+        let send = pair.bob.send(&pair.to_alice, there.at(0), LEN, 7).unwrap();
+        let stream = &connection.lanes[0].stream;
+        wait_until("the message is there", || stream.is_readable());
+        // As those do who end a connection: first this, then the rest.
+        connection.end.set(Error::Closed).unwrap();
+        send
+    });
+    connection.lanes[0].call_worker();
+    let tagged = &pair.to_bob.shared.tagged;
+    wait_until("it was found", || !tagged.is_waiting());
+    let receiver = connection.lanes[0].receiver.try_lock_for(LONG);
+    assert!(receiver.is_some(), "whoever found it waits for itself");
+    drop(receiver);
+    connection.shut();
+    assert!(matches!(receive.wait(LONG), Err(Error::Closed)));
+    let error = send.wait(LONG).unwrap_err();
+    // Bob's bytes that nobody has read make it a reset.
+    let is_closed = |cause: &LostCause| matches!(cause, LostCause::ClosedByPeer | LostCause::Io(_));
+    assert!(
+        matches!(&error, Error::PeerLost { peer, cause } if peer == "alice" && is_closed(cause)),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn an_answer_on_a_comm_that_is_not_there_ends_what_waited_for_it() {
+    const LEN: usize = 64;
+    let pair = Pair::new();
+    let [here, there] =
+        [&pair.alice, &pair.bob].map(|session| session.register(&Buffer::new(LEN)).unwrap());
+    let (ours, theirs) = (connection(pair.alice.core()), connection(pair.bob.core()));
+    let remote = there.descriptor();
+    let segment = Segment {
+        local: here.at(0),
+        remote: remote.at(0),
+        len: LEN,
+    };
+    let read = pair
+        .alice
+        .prepare(Op::Read, &pair.to_bob, [segment])
+        .unwrap();
+    // Bob does not see what is asked.
+    while_deaf(&theirs, || {
+        read.post().unwrap();
+        // The last number that was given out.
+        let id = pair.alice.core().context().next_id() - 1;
+        let is_asked = |lane: &super::Lane| lane.load.load(Ordering::Relaxed) > 0;
+        wait_until("a chunk is asked for", || ours.lanes.iter().any(is_asked));
+        let index = ours.lanes.iter().position(is_asked).unwrap();
+        let header = Header {
+            flags: FLAG_COMM,
+            payload: LEN as u64,
+            ..Header::new(Kind::Data, id)
+        };
+        theirs.lanes[index].push_control(|out| header.encode(out));
+        theirs.lanes[index].call_worker();
+        let expected = Error::PeerMisbehaved {
+            peer: "bob".into(),
+            what: Misbehaviour::CommMissing,
+        };
+        assert_eq!(read.wait(LONG), Err(expected));
+    });
+}
+
+#[test]
+fn a_ping_may_have_all_the_time_there_is() {
+    let pair = Pair::new();
+    pair.to_bob.round_trip(0, Duration::MAX).unwrap();
+    let connection = connection(pair.alice.core());
+    connection.kill(Error::Aborted);
+    assert!(connection.ping(0, Duration::MAX).is_none());
+}
+
+#[test]
+fn memory_that_nobody_uses_is_not_kept() {
+    const LEN: usize = 1 << 20;
+    let pair = Pair::new();
+    let here = pair.alice.register(&Buffer::new(LEN)).unwrap();
+    for op in [Op::Write, Op::Read] {
+        let there = pair.bob.register(&Buffer::new(LEN)).unwrap();
+        let memory = Arc::downgrade(there.memory());
+        let remote = there.descriptor();
+        let segment = Segment {
+            local: here.at(0),
+            remote: remote.at(0),
+            len: LEN,
+        };
+        let transfer = pair.alice.prepare(op, &pair.to_bob, [segment]).unwrap();
+        transfer.post().unwrap();
+        transfer.wait(LONG).unwrap();
+        drop(there);
+        wait_until("it is freed", || memory.upgrade().is_none());
+    }
+}
+
+/// What the caller who polls has taken from the socket, the worker does not hear of from the kernel.
+#[test]
+fn whoever_stops_polling_leaves_nothing_undone() {
+    const LEN: usize = 16 << 20;
+    let [alice, bob] = ["alice", "bob"].map(|name| {
+        let config = Config::defaults().with("interfaces", "lo").unwrap();
+        let config = config.with("lanes", "1").unwrap().with("workers", "1");
+        // No sign of life is asked for meanwhile: that would set things going again.
+        let config = config.unwrap().with("peer_timeout", "1h").unwrap();
+        Session::new(config.with("name", name).unwrap()).unwrap()
+    });
+    let to_bob = alice.add_peer(&bob.connection_info()).unwrap();
+    to_bob.connect(LONG).unwrap();
+    let to_alice = bob.accept(LONG).unwrap();
+    let [here, there] =
+        [&alice, &bob].map(|session| session.register(&Buffer::new(LEN + 8)).unwrap());
+    let (at_alice, at_bob) = (here.descriptor(), there.descriptor());
+    let word = Segment {
+        local: here.at(LEN),
+        remote: at_bob.at(LEN),
+        len: 8,
+    };
+    let large = Segment {
+        local: there.at(0),
+        remote: at_alice.at(0),
+        len: LEN,
+    };
+    let polled = alice.prepare(Op::Read, &to_bob, [word]).unwrap();
+    let served = bob.prepare(Op::Read, &to_alice, [large]).unwrap();
+    for _ in 0..300 {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                polled.post().unwrap();
+                while !polled.poll().is_terminal() {}
+            });
+            served.post().unwrap();
+            served.wait(LONG).unwrap();
+        });
+    }
+}

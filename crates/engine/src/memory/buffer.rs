@@ -1,0 +1,128 @@
+//! Host memory that the engine owns.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::sync::Arc;
+
+use tcpx_net::Span;
+
+/// Page size, so that buffers of their own never share a page.
+const ALIGNMENT: usize = 4096;
+
+/// Owned, page-aligned, zeroed host memory that peers may write to. Clones share the memory; it is
+/// freed with the last clone and the last region that was registered over it.
+///
+/// Reading and writing go through copies, since a peer may be writing at the same moment.
+///
+/// ```
+/// let buffer = tcpx::Buffer::new(1024);
+/// buffer.write(10, b"hello");
+/// let mut back = [0; 5];
+/// buffer.read(10, &mut back);
+/// assert_eq!(&back, b"hello");
+/// ```
+#[derive(Clone, Debug)]
+pub struct Buffer {
+    memory: Arc<Allocation>,
+}
+
+impl Buffer {
+    /// Allocates `len` zeroed bytes.
+    #[must_use]
+    pub fn new(len: usize) -> Self {
+        Self {
+            memory: Arc::new(Allocation::new(len)),
+        }
+    }
+
+    /// Allocates a copy of `bytes`.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        let buffer = Self::new(bytes.len());
+        buffer.write(0, bytes);
+        buffer
+    }
+
+    /// Bytes in the buffer.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.memory.span.len()
+    }
+
+    /// Whether the buffer has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The address of the first byte.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.memory.span.address()
+    }
+
+    /// Copies `bytes` into the buffer.
+    ///
+    /// # Panics
+    /// When they do not fit.
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        self.range(offset, bytes.len()).copy_from(bytes);
+    }
+
+    /// Copies out of the buffer.
+    ///
+    /// # Panics
+    /// When `out` reaches past the end.
+    pub fn read(&self, offset: usize, out: &mut [u8]) {
+        self.range(offset, out.len()).copy_to(out);
+    }
+
+    /// A copy of everything.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut out = vec![0; self.len()];
+        self.read(0, &mut out);
+        out
+    }
+
+    pub(crate) fn span(&self) -> Span {
+        self.memory.span
+    }
+
+    fn range(&self, offset: usize, len: usize) -> Span {
+        self.memory.span.slice(offset, len).unwrap_or_else(|| {
+            panic!(
+                "{len} bytes at offset {offset} of a buffer of {} bytes",
+                self.len()
+            )
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Allocation {
+    span: Span,
+    layout: Layout,
+}
+
+impl Allocation {
+    fn new(len: usize) -> Self {
+        let layout = Layout::from_size_align(len.max(1), ALIGNMENT)
+            .unwrap_or_else(|_| panic!("a buffer of {len} bytes is larger than memory can be"));
+        // SAFETY: the layout has at least one byte.
+        let address = unsafe { alloc_zeroed(layout) };
+        if address.is_null() {
+            handle_alloc_error(layout);
+        }
+        // SAFETY: the allocation is valid until `drop`, and whoever uses the span holds an `Arc` of
+        // this (a `Buffer` or a region).
+        let span = unsafe { Span::new(address, len) };
+        Self { span, layout }
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout in `new`; nobody holds this memory any more.
+        unsafe { dealloc(self.span.address() as *mut u8, self.layout) };
+    }
+}

@@ -1,0 +1,205 @@
+//! Copies to, from and within devices.
+
+use tcpx_cuda::{Device, Entry, Queue, Range, Ticket};
+use tcpx_net::{Cursor, Span};
+
+use crate::error::Error;
+
+/// Starts copies on devices and tells when they are over. Has one queue for each device that it has
+/// met; mostly one.
+#[derive(Default)]
+pub(crate) struct Copier {
+    queues: Vec<Made>,
+    made: u64,
+    ranges: Vec<Range>,
+    entries: Vec<Entry>,
+}
+
+struct Made {
+    serial: u64,
+    device: usize,
+    queue: Box<dyn Queue>,
+}
+
+/// A copy that was started.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PendingCopy {
+    /// Not the device: a queue that failed is replaced, and the new one counts anew.
+    queue: u64,
+    ticket: Ticket,
+}
+
+impl Copier {
+    /// Starts copying a device's memory, from where `cursor` stands in `spans`, to pinned memory, as
+    /// much as that holds.
+    pub(crate) fn gather(
+        &mut self,
+        device: &dyn Device,
+        spans: &[Span],
+        cursor: Cursor,
+        to: Span,
+    ) -> Result<PendingCopy, Error> {
+        let at = to.address() as *mut u8;
+        // SAFETY: the spans are registered memory of the device, which stays valid until its revocation
+        // has waited for this copy; `to` is pinned and is not given back before the copy is over.
+        self.start(device, spans, cursor, to.len(), |queue, from| unsafe {
+            queue.gather(from, at)
+        })
+    }
+
+    /// Starts copying pinned memory to a device's, from where `cursor` stands in `spans`.
+    pub(crate) fn scatter(
+        &mut self,
+        device: &dyn Device,
+        spans: &[Span],
+        cursor: Cursor,
+        from: Span,
+    ) -> Result<PendingCopy, Error> {
+        let at = from.address() as *const u8;
+        // SAFETY: as in `gather`.
+        self.start(device, spans, cursor, from.len(), |queue, to| unsafe {
+            queue.scatter(at, to)
+        })
+    }
+
+    /// Starts copying fragments within a device, which end within 4 GiB after `base`, to where the cursor stands in `to`.
+    pub(crate) fn unpack(
+        &mut self,
+        device: &dyn Device,
+        base: usize,
+        from: &[Span],
+        (to, at): (&[Span], Cursor),
+    ) -> Result<PendingCopy, Error> {
+        let len = from.iter().map(Span::len).sum();
+        let mut entries = std::mem::take(&mut self.entries);
+        entries.clear();
+        let (mut source, mut target) = (Cursor::default(), at);
+        while let (Some(from_left), Some(to_left)) =
+            (source.rest(from).next(), target.rest(to).next())
+        {
+            let count = from_left.len().min(to_left.len());
+            entries.push(Entry {
+                from: (from_left.address() - base) as u32,
+                len: count as u32,
+                to: to_left.address() as u64,
+            });
+            source.advance(from, count);
+            target.advance(to, count);
+        }
+        // SAFETY: as in `gather`, for both lists; the fragments stay until their receive is consumed, which is after this
+        // copy.
+        let copy = self.start(device, to, at, len, |queue, _| unsafe {
+            queue.unpack(base, 0, &entries)
+        });
+        self.entries = entries;
+        copy
+    }
+
+    /// Starts copying within a device.
+    pub(crate) fn copy(
+        &mut self,
+        device: &dyn Device,
+        from: &[Span],
+        to: &[Span],
+    ) -> Result<PendingCopy, Error> {
+        let len = from.iter().map(Span::len).sum();
+        let to: Vec<_> = to.iter().map(range).collect();
+        // SAFETY: as in `gather`, for both lists; the caller keeps them valid.
+        self.start(device, from, Cursor::default(), len, |queue, from| unsafe {
+            queue.copy(from, &to)
+        })
+    }
+
+    /// Whether a copy is over.
+    pub(crate) fn is_done(&mut self, copy: PendingCopy) -> Result<bool, Error> {
+        self.ask(copy, |queue, ticket| queue.is_done(ticket))
+    }
+
+    /// Waits until a copy is over, one way or the other.
+    pub(crate) fn wait(&mut self, copy: PendingCopy) -> Result<(), Error> {
+        self.ask(copy, |queue, ticket| queue.wait(ticket))
+    }
+
+    fn start(
+        &mut self,
+        device: &dyn Device,
+        spans: &[Span],
+        cursor: Cursor,
+        len: usize,
+        start: impl Fn(&mut dyn Queue, &[Range]) -> Result<Ticket, tcpx_cuda::Error>,
+    ) -> Result<PendingCopy, Error> {
+        self.ranges.clear();
+        let mut left = len;
+        for span in cursor.rest(spans) {
+            if left == 0 {
+                break;
+            }
+            let len = span.len().min(left);
+            self.ranges.push(Range {
+                address: span.address(),
+                len,
+            });
+            left -= len;
+        }
+        let identity = device.identity();
+        let at = match self.queues.iter().position(|q| q.device == identity) {
+            Some(at) => at,
+            None => {
+                self.made += 1;
+                self.queues.push(Made {
+                    serial: self.made,
+                    device: identity,
+                    queue: device.queue()?,
+                });
+                self.queues.len() - 1
+            }
+        };
+        let made = &mut self.queues[at];
+        let serial = made.serial;
+        let mut turns = 0;
+        let outcome = loop {
+            match start(made.queue.as_mut(), &self.ranges) {
+                // Copies that are under way make room when they end; if they fail, this one does.
+                Err(tcpx_cuda::Error::QueueFull { .. }) => tcpx_cuda::give_way(&mut turns),
+                outcome => break outcome,
+            }
+        };
+        match outcome {
+            Ok(ticket) => Ok(PendingCopy {
+                queue: serial,
+                ticket,
+            }),
+            Err(error) => {
+                self.fail(serial);
+                Err(error.into())
+            }
+        }
+    }
+
+    fn ask<T>(
+        &mut self,
+        copy: PendingCopy,
+        ask: impl FnOnce(&mut dyn Queue, Ticket) -> Result<T, tcpx_cuda::Error>,
+    ) -> Result<T, Error> {
+        let made = self.queues.iter_mut().find(|q| q.serial == copy.queue);
+        let Some(made) = made else {
+            return Err(Error::DeviceLost);
+        };
+        ask(made.queue.as_mut(), copy.ticket).map_err(|error| {
+            self.fail(copy.queue);
+            error.into()
+        })
+    }
+
+    /// A failed queue is of no use; dropping it waits until nothing of it runs any more.
+    fn fail(&mut self, serial: u64) {
+        self.queues.retain(|q| q.serial != serial);
+    }
+}
+
+fn range(span: &Span) -> Range {
+    Range {
+        address: span.address(),
+        len: span.len(),
+    }
+}

@@ -1,0 +1,78 @@
+//! What a peer may do with our memory on behalf of one chunk.
+
+use std::sync::Arc;
+
+use tcpx_cuda::Device;
+use tcpx_net::Span;
+use tcpx_proto::frame::Table;
+
+use super::registry::{Memory, Refusal, Registry, one_device};
+
+/// Where the bytes of a chunk are.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    /// In payload order.
+    pub(crate) spans: &'a [Span],
+    /// The device that all of it lies on, if sockets cannot reach it.
+    pub(crate) device: Option<&'a Arc<dyn Device>>,
+    /// What the spans belong to.
+    pub(crate) memory: &'a [Arc<Memory>],
+}
+
+/// Access to local memory that a peer was granted for one chunk.
+#[derive(Default)]
+pub(crate) struct Grant {
+    pub(crate) spans: Vec<Span>,
+    memory: Vec<Arc<Memory>>,
+    epoch: u64,
+    /// The device that all of it lies on, if sockets cannot reach it.
+    pub(crate) device: Option<Arc<dyn Device>>,
+}
+
+impl Grant {
+    pub(crate) fn fill(&mut self, regions: &Registry, table: &Table<'_>) -> Result<(), Refusal> {
+        // Before the look-up: what is revoked after this shows as a changed epoch.
+        self.epoch = regions.epoch();
+        regions.resolve(table, &mut self.spans, &mut self.memory)?;
+        self.device = one_device(&self.memory)?;
+        Ok(())
+    }
+
+    pub(crate) fn is_revoked(&mut self, regions: &Registry) -> bool {
+        let epoch = regions.epoch();
+        if epoch == self.epoch {
+            return false;
+        }
+        let dead = self.has_dead_memory();
+        if !dead {
+            self.epoch = epoch;
+        }
+        dead
+    }
+
+    /// Lets go of the memory: kept for another chunk, it must not keep buffers that nobody uses.
+    pub(crate) fn clear(&mut self) {
+        self.spans.clear();
+        self.memory.clear();
+        self.device = None;
+    }
+
+    /// The same, empty.
+    pub(crate) fn cleared(mut self) -> Self {
+        self.clear();
+        self
+    }
+
+    /// Where its bytes are.
+    pub(crate) fn place(&self) -> Place<'_> {
+        Place {
+            spans: &self.spans,
+            device: self.device.as_ref(),
+            memory: &self.memory,
+        }
+    }
+
+    pub(crate) fn has_dead_memory(&self) -> bool {
+        self.memory.iter().any(|m| !m.is_live())
+    }
+}

@@ -1,0 +1,19 @@
+//! Memory: who may touch which bytes, and until when; and how bytes get from one place to another
+//! within this process.
+
+mod buffer;
+mod copy;
+mod grant;
+mod region;
+mod registry;
+mod slots;
+mod staging;
+
+pub use self::buffer::Buffer;
+pub(crate) use self::copy::{Copier, PendingCopy};
+pub(crate) use self::grant::{Grant, Place};
+pub use self::region::{LocalSlice, MemoryKind, Region, RemoteRegion, RemoteSlice, Segment};
+pub(crate) use self::registry::{Memory, Refusal, Registry, Users, one_device, push_merged};
+pub(crate) use self::slots::{Direction, Pool, Slot, SlotList};
+pub(crate) use self::staging::{Staging, glance, is_same_place};
+pub use crate::ids::MemId;

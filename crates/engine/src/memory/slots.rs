@@ -1,0 +1,261 @@
+//! Pinned host memory, cut into slots of one size.
+
+use std::sync::Arc;
+
+use tcpx_cuda::{Device, Pinned};
+use tcpx_net::Span;
+
+use crate::error::Error;
+use crate::sync::{Mutex, Rank};
+
+/// Slots that are pinned at once: pinning is slow, and large pieces get large pages.
+const SLAB_SLOTS: usize = 8;
+
+/// What a slot is used for. Each has slots of its own: if sending could take them all, two sessions that send to
+/// each other could both be unable to receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Out = 0,
+    In = 1,
+}
+
+/// The slots of a session. Memory is pinned as it is needed, up to a limit, and kept.
+pub(crate) struct Pool {
+    slot_bytes: usize,
+    /// By direction.
+    limits: [usize; 2],
+    state: Mutex<PoolState>,
+}
+
+struct PoolState {
+    slots: SlotList,
+    // By direction; ≤ limits
+    used: [usize; 2],
+}
+
+/// Pinned memory that is cut into slots of one size, and which of them are free.
+pub(crate) struct SlotList {
+    slot_bytes: usize,
+    slabs: Vec<Pinned>,
+    /// Addresses. The last used is the first to be used again: it is still in the cache.
+    free: Vec<usize>,
+}
+
+impl SlotList {
+    pub(crate) fn new(slot_bytes: usize) -> Self {
+        Self {
+            slot_bytes,
+            slabs: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+
+    /// Adds memory, which is kept as long as the list is.
+    pub(crate) fn add(&mut self, slab: Pinned) {
+        let base = slab.address() as usize;
+        let slots = slab.len() / self.slot_bytes;
+        let addresses = (0..slots).map(|index| base + index * self.slot_bytes);
+        self.free.extend(addresses);
+        self.slabs.push(slab);
+    }
+
+    /// How many slots there are, free or not.
+    fn len(&self) -> usize {
+        let slots = |slab: &Pinned| slab.len() / self.slot_bytes;
+        self.slabs.iter().map(slots).sum()
+    }
+
+    /// Takes a free slot: its address.
+    pub(crate) fn take(&mut self) -> Option<usize> {
+        self.free.pop()
+    }
+
+    /// Gives the slot at this address back.
+    pub(crate) fn give(&mut self, address: usize) {
+        debug_assert!(!self.free.contains(&address), "given back twice");
+        self.free.push(address);
+    }
+}
+
+impl Pool {
+    pub(crate) fn new(slot_bytes: usize, bytes: usize) -> Arc<Self> {
+        let slots = (bytes / slot_bytes).max(2);
+        Arc::new(Self {
+            slot_bytes,
+            limits: [slots / 2, slots - slots / 2],
+            state: Mutex::new(
+                Rank::Pool,
+                PoolState {
+                    slots: SlotList::new(slot_bytes),
+                    used: [0; 2],
+                },
+            ),
+        })
+    }
+
+    /// Whether nothing is pinned yet.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.state.lock().slots.slabs.is_empty()
+    }
+
+    /// Bytes in a slot.
+    pub(crate) fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    /// Slots that may still be taken, as things are now.
+    pub(crate) fn left(&self, direction: Direction) -> usize {
+        let direction = direction as usize;
+        self.limits[direction] - self.state.lock().used[direction]
+    }
+
+    /// Takes a slot; none when as many are in use as may be. Whoever holds one gives it back without waiting
+    /// for others, so it is worth asking again.
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        device: &dyn Device,
+        direction: Direction,
+    ) -> Result<Option<Slot>, Error> {
+        let mut state = self.state.lock();
+        if state.used[direction as usize] == self.limits[direction as usize] {
+            return Ok(None);
+        }
+        let mut taken = state.slots.take();
+        if taken.is_none() {
+            if let Err(error) = self.pin(&mut state, device)
+                && state.used[direction as usize] == 0
+            {
+                // Otherwise one comes back.
+                return Err(error);
+            }
+            taken = state.slots.take();
+        }
+        let Some(address) = taken else {
+            return Ok(None);
+        };
+        state.used[direction as usize] += 1;
+        Ok(Some(Slot {
+            backing: Backing::Pool {
+                pool: Arc::clone(self),
+                direction,
+            },
+            address,
+            len: self.slot_bytes,
+        }))
+    }
+
+    /// Pins memory until there are `slots`, or as many as may be.
+    pub(crate) fn grow(&self, device: &dyn Device, slots: usize) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        let slots = slots.min(self.limits[0] + self.limits[1]);
+        while state.slots.len() < slots {
+            self.pin(&mut state, device)?;
+        }
+        Ok(())
+    }
+
+    fn pin(&self, state: &mut PoolState, device: &dyn Device) -> Result<(), Error> {
+        let left = self.limits[0] + self.limits[1] - state.slots.len();
+        let slots = left.min(SLAB_SLOTS);
+        if slots == 0 {
+            return Ok(());
+        }
+        state.slots.add(device.pin(slots * self.slot_bytes)?);
+        Ok(())
+    }
+}
+
+/// Pinned memory for one part of a chunk. Dropping it gives it back: only once no copy uses it.
+pub(crate) struct Slot {
+    backing: Backing,
+    address: usize,
+    len: usize,
+}
+
+enum Backing {
+    Pool {
+        pool: Arc<Pool>,
+        direction: Direction,
+    },
+    /// Of its own, freed with the slot.
+    Own { _pinned: Pinned },
+}
+
+impl Slot {
+    /// A slot outside of any pool.
+    pub(crate) fn own(device: &dyn Device, len: usize) -> Result<Self, Error> {
+        let pinned = device.pin(len)?;
+        Ok(Self {
+            address: pinned.address() as usize,
+            len,
+            backing: Backing::Own { _pinned: pinned },
+        })
+    }
+
+    /// Bytes `from` to `to` of the slot, which is the caller's until it is dropped. No copy may use
+    /// them after that.
+    pub(crate) fn span(&self, from: usize, to: usize) -> Span {
+        debug_assert!(from <= to && to <= self.len, "inside the slot");
+        // SAFETY: inside memory that is pinned at least as long as the slot is there; its holder waits
+        // for copies before it drops the slot.
+        unsafe { Span::new((self.address + from) as *mut u8, to - from) }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Backing::Pool { pool, direction } = &self.backing {
+            let mut state = pool.state.lock();
+            state.used[*direction as usize] -= 1;
+            state.slots.give(self.address);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tcpx_cuda::StandIn;
+
+    #[test]
+    fn each_direction_has_its_share_and_slots_do_not_overlap() {
+        let device = StandIn::new(1);
+        let pool = Pool::new(4096, 5 * 4096);
+        let take = |direction| pool.take(&device, direction).unwrap();
+        let out: Vec<_> = std::iter::from_fn(|| take(Direction::Out)).collect();
+        let into: Vec<_> = std::iter::from_fn(|| take(Direction::In)).collect();
+        assert_eq!((out.len(), into.len()), (2, 3));
+        let mut addresses: Vec<_> = out.iter().chain(&into).map(|s| s.address).collect();
+        addresses.sort_unstable();
+        assert!(addresses.windows(2).all(|w| w[1] - w[0] >= 4096));
+        drop(out);
+        assert!(take(Direction::In).is_none());
+        assert!(take(Direction::Out).is_some());
+    }
+
+    #[test]
+    fn memory_is_pinned_once_and_within_the_limit() {
+        let device = StandIn::new(1);
+        let pool = Pool::new(4096, 20 * 4096);
+        assert!(pool.is_empty());
+        pool.grow(&device, 100).unwrap();
+        assert_eq!(pool.state.lock().slots.len(), 20);
+        for _ in 0..100 {
+            assert!(pool.take(&device, Direction::Out).unwrap().is_some());
+        }
+        assert_eq!(pool.state.lock().slots.slabs.len(), 3);
+    }
+
+    #[test]
+    fn the_smallest_pool_serves_both_directions() {
+        let device = StandIn::new(1);
+        let pool = Pool::new(1 << 20, 1);
+        let out = pool.take(&device, Direction::Out).unwrap();
+        let into = pool.take(&device, Direction::In).unwrap();
+        assert!(out.is_some() && into.is_some());
+    }
+}

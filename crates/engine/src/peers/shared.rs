@@ -1,0 +1,483 @@
+//! The inside of a session: what its threads, peers and transfers share.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tcpx_net::Span;
+use tcpx_proto::handshake::{Established, Identity};
+use tcpx_proto::info::{ConnectionInfo, SessionId};
+
+use super::inbox::Inbox;
+use super::mailbox::Mailbox;
+use super::peer::PeerShared;
+use super::routes::{LocalAddress, Routes};
+use crate::config::TransportKind;
+use crate::error::{Error, LostCause, Side};
+use crate::link::local::Local;
+use crate::link::{Above, Context, Link};
+use crate::memory::{LocalSlice, Memory, Region, Segment};
+use crate::sync::{Condvar, Mutex, Rank, RwLock};
+use crate::transfer::{Pieces, deadline};
+
+/// The threads that drive lanes, as the session knows them.
+pub(crate) trait Crew: Send + Sync {
+    /// Wakes one of them.
+    fn wake_any(&self);
+    /// Ends them.
+    fn stop(&self);
+}
+
+/// What a session is made from.
+pub(crate) struct Parts {
+    pub(crate) context: Arc<Context>,
+    pub(crate) identity: Identity,
+    pub(crate) control: Arc<Mailbox>,
+    pub(crate) crew: Arc<dyn Crew>,
+    /// Where lanes may leave from.
+    pub(crate) local_addresses: Vec<LocalAddress>,
+    /// Where the session listens.
+    pub(crate) addresses: Vec<SocketAddr>,
+    /// The connection info, encoded.
+    pub(crate) info: Vec<u8>,
+    /// How long a connection that is waited for at the end may take, where that is longer than a peer
+    /// may be silent.
+    pub(crate) slow_connect: Option<Duration>,
+}
+
+/// The inside of a session, shared with its threads, peers and transfers.
+pub(crate) struct SessionCore {
+    pub(crate) parts: Parts,
+    pub(crate) inbox: Inbox,
+    pub(crate) local: Arc<Local>,
+    own_peer: Arc<PeerShared>,
+    peers: RwLock<Peers>,
+    accepted: Mutex<VecDeque<Arc<PeerShared>>>,
+    accepted_changed: Condvar,
+    /// Nothing new is taken on.
+    closing: AtomicBool,
+    /// Connections end.
+    ending: AtomicBool,
+}
+
+#[derive(Default)]
+struct Peers {
+    by_id: HashMap<SessionId, Arc<PeerShared>>,
+    /// The session that a name stands for now.
+    by_name: HashMap<String, SessionId>,
+}
+
+impl Peers {
+    /// Says whether the peer was known; another one of the same session, which was added since, stays.
+    fn forget(&mut self, peer: &PeerShared) -> bool {
+        let known = self.by_id.get(&peer.id);
+        if !known.is_some_and(|known| std::ptr::eq(&**known, peer)) {
+            return false;
+        }
+        self.by_id.remove(&peer.id);
+        if self.by_name.get(peer.name()) == Some(&peer.id) {
+            self.by_name.remove(peer.name());
+        }
+        true
+    }
+}
+
+impl SessionCore {
+    pub(crate) fn new(parts: Parts) -> Arc<Self> {
+        Arc::new_cyclic(|home: &Weak<Self>| {
+            let identity = &parts.identity;
+            let name = identity.name.as_str();
+            let own = PeerShared::new(name, identity.id, &parts.context, home.clone());
+            let above: Weak<dyn Above> = Arc::downgrade(&own) as Weak<dyn Above>;
+            let crew = Arc::clone(&parts.crew);
+            let call = Box::new(move || crew.wake_any());
+            let local = Local::new(Arc::clone(&parts.context), above, call);
+            own.set_local(Arc::clone(&local) as Arc<dyn Link>);
+            let mut peers = Peers::default();
+            peers.by_name.insert(name.to_owned(), own.id);
+            peers.by_id.insert(own.id, Arc::clone(&own));
+            Self {
+                parts,
+                inbox: Inbox::new(),
+                local,
+                own_peer: own,
+                peers: RwLock::new(Rank::Peers, peers),
+                accepted: Mutex::new(Rank::Inbox, VecDeque::new()),
+                accepted_changed: Condvar::new(),
+                closing: AtomicBool::new(false),
+                ending: AtomicBool::new(false),
+            }
+        })
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.parts.context
+    }
+
+    pub(crate) fn id(&self) -> SessionId {
+        self.parts.identity.id
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        self.parts.identity.name.as_str()
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
+    /// The number of lanes of a connection over these routes: each pair of interfaces has one, unless
+    /// the configuration says how many there are, or a plugin carries the bytes.
+    pub(crate) fn lanes_over(&self, routes: &Routes) -> usize {
+        let config = &self.context().config;
+        match config.transport() {
+            TransportKind::Tcp => config.lanes_for(routes.pairs()),
+            TransportKind::Plugin => config.lanes(),
+        }
+    }
+
+    /// The number of lanes that a connection to the peer will have if this session makes it.
+    pub(crate) fn lanes_to(&self, peer: &PeerShared) -> usize {
+        let routes = |info: ConnectionInfo| self.routes_to(&info);
+        let lanes = self.context().config.lanes();
+        peer.info()
+            .map_or(lanes, |info| self.lanes_over(&routes(info)))
+    }
+
+    /// The routes to a session.
+    pub(crate) fn routes_to(&self, info: &ConnectionInfo) -> Routes {
+        Routes::new(&self.parts.local_addresses, info.addresses())
+    }
+
+    /// Whether connections that are being made are no longer of use.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn check_open(&self) -> Result<(), Error> {
+        if self.is_closing() {
+            Err(Error::Closed)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The peer that stands for this session.
+    pub(crate) fn own_peer(&self) -> &Arc<PeerShared> {
+        &self.own_peer
+    }
+
+    pub(crate) fn all_peers(&self) -> Vec<Arc<PeerShared>> {
+        self.peers.read().by_id.values().cloned().collect()
+    }
+
+    pub(crate) fn find_peer(&self, name: &str) -> Option<Arc<PeerShared>> {
+        let peers = self.peers.read();
+        peers.by_id.get(peers.by_name.get(name)?).cloned()
+    }
+
+    pub(crate) fn add_peer(
+        self: &Arc<Self>,
+        info: ConnectionInfo,
+    ) -> Result<Arc<PeerShared>, Error> {
+        if info.id() == self.id() {
+            self.check_open()?;
+            return Ok(Arc::clone(self.own_peer()));
+        }
+        let name = info.name().as_str().to_owned();
+        let mut peers = self.peers.write();
+        // With the lock held: closing finds the peers that were added before it.
+        self.check_open()?;
+        let replaced = peers
+            .by_name
+            .get(&name)
+            .filter(|id| **id != info.id() && **id != self.id())
+            .copied()
+            .and_then(|id| peers.by_id.remove(&id));
+        let peer = match peers.by_id.get(&info.id()) {
+            Some(known) => Arc::clone(known),
+            None => {
+                let home = Arc::downgrade(self);
+                let peer = PeerShared::new(&name, info.id(), self.context(), home);
+                peers.by_id.insert(info.id(), Arc::clone(&peer));
+                peer
+            }
+        };
+        peers.by_name.insert(name.clone(), info.id());
+        // With the lock held: a peer with an address is not forgotten.
+        peer.set_info(info);
+        drop(peers);
+        if let Some(old) = replaced {
+            if old.link().is_some() {
+                tracing::warn!(
+                    peer = name,
+                    "another session of this name takes the place of one that is connected: give sessions names of their own"
+                );
+            }
+            self.not_accepted(&old);
+            let cause = LostCause::Replaced;
+            old.remove("replaced", &Error::PeerLost { peer: name, cause });
+        }
+        Ok(peer)
+    }
+
+    pub(crate) fn remove_peer(&self, name: &str) -> Result<(), Error> {
+        let peer = self
+            .find_peer(name)
+            .ok_or_else(|| Error::UnknownPeer(name.to_owned()))?;
+        self.remove(&peer)
+    }
+
+    pub(crate) fn remove(&self, peer: &Arc<PeerShared>) -> Result<(), Error> {
+        let name = peer.name().to_owned();
+        let mut peers = self.peers.write();
+        if peer.id == self.id() || !peers.forget(peer) {
+            return Err(Error::UnknownPeer(name));
+        }
+        drop(peers);
+        self.not_accepted(peer);
+        let cause = LostCause::Removed;
+        peer.remove(
+            "the peer removed us",
+            &Error::PeerLost { peer: name, cause },
+        );
+        Ok(())
+    }
+
+    /// The peer that an accepted connection belongs to; none when it claims an identity that it does not own.
+    pub(crate) fn inbound_peer(
+        self: &Arc<Self>,
+        established: &Established,
+    ) -> Option<Arc<PeerShared>> {
+        let id = established.peer_id;
+        if id == self.id() {
+            return None;
+        }
+        let mut peers = self.peers.write();
+        if let Some(known) = peers.by_id.get(&id) {
+            let owned = known
+                .info()
+                .is_none_or(|info| established.is_owned_by(&info));
+            return owned.then(|| Arc::clone(known));
+        }
+        let name = established.peer_name.as_str();
+        let peer = PeerShared::new(name, id, self.context(), Arc::downgrade(self));
+        peers.by_id.insert(id, Arc::clone(&peer));
+        // A name that was loaded on purpose is not taken over by whoever claims it.
+        let taken = peers
+            .by_name
+            .get(name)
+            .and_then(|known| peers.by_id.get(known))
+            .is_some_and(|known| known.info().is_some() || known.id == self.id());
+        if !taken {
+            peers.by_name.insert(name.to_owned(), id);
+        }
+        Some(peer)
+    }
+
+    /// Forgets a peer that had connected to us and has left, so that a long life with many peers
+    /// costs no memory. Should it come back, it is another peer.
+    pub(crate) fn forget_if_gone(&self, peer: &PeerShared, error: &Error) {
+        let mut peers = self.peers.write();
+        if peer.id == self.id() || !peer.is_gone() {
+            return;
+        }
+        peers.forget(peer);
+        drop(peers);
+        peer.tagged.end(error);
+        self.not_accepted(peer);
+    }
+
+    /// A peer has connected to us. One that has done so before and was not asked for since counts once.
+    pub(crate) fn accepted(&self, peer: &Arc<PeerShared>) {
+        let mut accepted = self.accepted.lock();
+        if !accepted.iter().any(|known| Arc::ptr_eq(known, peer)) {
+            accepted.push_back(Arc::clone(peer));
+        }
+        drop(accepted);
+        self.accepted_changed.notify_one();
+    }
+
+    fn not_accepted(&self, peer: &PeerShared) {
+        let mut accepted = self.accepted.lock();
+        accepted.retain(|known| !std::ptr::eq(&**known, peer));
+    }
+
+    pub(crate) fn accept(&self, timeout: Duration) -> Result<Arc<PeerShared>, Error> {
+        let until = deadline(timeout);
+        let mut accepted = self.accepted.lock();
+        loop {
+            if let Some(peer) = accepted.pop_front() {
+                return Ok(peer);
+            }
+            self.check_open()?;
+            if self
+                .accepted_changed
+                .wait_until(&mut accepted, until)
+                .timed_out()
+                && accepted.is_empty()
+            {
+                return Err(Error::Timeout {
+                    what: "a connection from a peer",
+                    after: timeout,
+                });
+            }
+        }
+    }
+
+    /// Checks local memory and the shape of every segment.
+    pub(crate) fn resolve<'a>(
+        &self,
+        segments: impl IntoIterator<Item = Segment<'a>>,
+    ) -> Result<Pieces, Error> {
+        let segments = segments.into_iter();
+        let mut pieces = Pieces::with_capacity(segments.size_hint().0);
+        for (index, segment) in segments.enumerate() {
+            let Segment { local, remote, len } = segment;
+            let bounds = |side, offset, region_len| Error::SegmentOutOfBounds {
+                index,
+                side,
+                offset,
+                len,
+                region_len,
+            };
+            let span = local.region.memory().span;
+            let Some(span) = span.slice(local.offset, len) else {
+                return Err(bounds(Side::Local, local.offset, span.len()));
+            };
+            let there = remote.region.len();
+            if remote.offset.checked_add(len).is_none_or(|end| end > there) {
+                return Err(bounds(Side::Remote, remote.offset, there));
+            }
+            // Neighbours mostly share a region: the last one is the likeliest.
+            let (memory, is_new) = pieces.add_memory(local.region.memory());
+            if is_new {
+                self.check_region(local.region)?;
+            }
+            let address = remote.region.address() + remote.offset as u64;
+            let (key, kind) = (remote.region.key(), remote.region.kind());
+            pieces.push(memory, span, key, address, kind);
+        }
+        Ok(pieces)
+    }
+
+    pub(crate) fn slice(
+        &self,
+        slice: LocalSlice<'_>,
+        len: usize,
+    ) -> Result<(Span, Arc<Memory>), Error> {
+        self.check_region(slice.region)?;
+        let memory = slice.region.memory();
+        let span = memory
+            .span
+            .slice(slice.offset, len)
+            .ok_or(Error::SegmentOutOfBounds {
+                index: 0,
+                side: Side::Local,
+                offset: slice.offset,
+                len,
+                region_len: memory.span.len(),
+            })?;
+        Ok((span, Arc::clone(memory)))
+    }
+
+    fn check_region(&self, region: &Region) -> Result<(), Error> {
+        if !region.belongs_to(&self.context().registry) {
+            return Err(Error::ForeignRegion(region.id()));
+        }
+        if !region.is_registered() {
+            return Err(Error::RegionDeregistered(region.id()));
+        }
+        Ok(())
+    }
+
+    /// Takes nothing on from now on; false if that was said before.
+    pub(crate) fn begin_close(&self) -> bool {
+        if self.closing.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        // With the lock: whoever waits for a peer either sees the end or is woken.
+        drop(self.accepted.lock());
+        self.accepted_changed.notify_all();
+        true
+    }
+
+    /// Ends everything but the threads, which end soon after.
+    pub(crate) fn end(&self) {
+        self.ending.store(true, Ordering::Release);
+        let peers = std::mem::take(&mut *self.peers.write());
+        for peer in peers.by_id.into_values() {
+            peer.remove(CLOSED, &Error::Closed);
+        }
+        self.accepted.lock().clear();
+        self.parts.control.stop();
+        self.parts.crew.stop();
+        self.inbox.close();
+    }
+
+    /// Takes apart what is left when the threads are gone: links that ended, or were made, as the
+    /// session closed. Until then they hold the session, and their transfers wait.
+    pub(crate) fn take_apart(&self) {
+        for link in self.context().links() {
+            link.close(CLOSED, Error::Closed);
+            link.reap();
+        }
+    }
+}
+
+/// What peers are told of the end.
+const CLOSED: &str = "the session was closed";
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::testing::{LONG, Pair, session, wait_until};
+
+    #[test]
+    fn a_peer_that_is_added_again_is_not_the_one_that_was_removed() {
+        for _ in 0..20 {
+            // Bob knows Alice only because she has connected to him.
+            let Pair {
+                alice,
+                bob,
+                to_alice,
+                ..
+            } = Pair::new();
+            bob.remove_peer("alice").unwrap();
+            let again = bob.add_peer(&alice.connection_info()).unwrap();
+            wait_until("the old connection is gone", || {
+                bob.core().context().links().is_empty()
+            });
+            assert!(bob.peer("alice").is_some(), "it went with the old one");
+            assert!(bob.remove(&to_alice).is_err(), "it was removed before");
+            assert!(bob.peer("alice").is_some(), "it went with the old one");
+            again.connect(LONG).unwrap();
+            bob.remove(&again).unwrap();
+            assert!(bob.peer("alice").is_none());
+        }
+    }
+
+    #[test]
+    fn a_peer_that_comes_often_is_accepted_once_and_not_after_it_was_removed() {
+        let (alice, bob) = (session("alice"), session("bob"));
+        let to_bob = alice.add_peer(&bob.connection_info()).unwrap();
+        let to_alice = bob.add_peer(&alice.connection_info()).unwrap();
+        let come_and_go = || {
+            for _ in 0..3 {
+                to_alice.connect(LONG).unwrap();
+                wait_until("connected", || to_bob.is_connected());
+                to_alice.disconnect();
+                wait_until("gone", || !to_bob.is_connected());
+            }
+        };
+        come_and_go();
+        assert_eq!(alice.accept(LONG).unwrap().name(), "bob");
+        assert!(alice.accept(Duration::ZERO).is_err(), "accepted twice");
+        come_and_go();
+        alice.remove_peer("bob").unwrap();
+        assert!(alice.accept(Duration::ZERO).is_err(), "it was removed");
+    }
+}

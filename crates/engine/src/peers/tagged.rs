@@ -1,0 +1,594 @@
+//! Tagged two-sided messages: send and receive.
+//!
+//! The sender announces a message with its tag and where its bytes are; small ones carry the bytes
+//! along. The receiver matches announcements with posted receives in order, reads what did not come
+//! along straight into the posted buffer, and tells the sender when it has everything.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use tcpx_net::Span;
+use tcpx_proto::frame::Status;
+
+use super::peer::PeerShared;
+use crate::error::Error;
+use crate::link::{Context, Link, is_same_link};
+use crate::memory::{Memory, MemoryKind, Registry};
+use crate::sync::{Mutex, Rank};
+use crate::transfer::{
+    After, Announcement, Arrival, Completion, Conclusion, Limits, Op, Pieces, Plan, Run,
+    TransferState,
+};
+
+/// Announcements that came before their receive was posted keep their inline bytes up to this sum for
+/// each peer; past it the bytes are dropped and read from the sender later.
+const MAX_UNEXPECTED_BYTES: usize = 16 << 20;
+
+/// A posted send.
+pub(crate) struct TaggedSend {
+    pub(crate) message: Announcement,
+    pub(crate) completion: Completion,
+    registry: Weak<Registry>,
+    /// What it was announced on, and ends with.
+    on: OnceLock<Weak<dyn Link>>,
+}
+
+/// A posted receive.
+pub(crate) struct TaggedReceive {
+    tag: u64,
+    pub(crate) target: Span,
+    memory: Arc<Memory>,
+    pub(crate) completion: Completion,
+    /// Bytes of the message, once it is known.
+    pub(crate) received: AtomicU64,
+    /// The sender's number of the message, once it is matched.
+    message: AtomicU64,
+    /// What reads the bytes, for messages that were not inline.
+    pub(crate) reading: Mutex<Option<Reading>>,
+}
+
+/// What reads the bytes of a message.
+#[derive(Clone)]
+pub(crate) struct Reading {
+    pub(crate) link: Arc<dyn Link>,
+    pub(crate) run: Arc<Run>,
+}
+
+/// An announcement and what it came on.
+struct Found {
+    link: Arc<dyn Link>,
+    arrival: Arrival,
+}
+
+/// The tagged messages between a session and one peer.
+pub(crate) struct Tagged {
+    state: Mutex<Messages>,
+}
+
+#[derive(Default)]
+struct Messages {
+    sends: HashMap<u64, Arc<TaggedSend>>,
+    posted: HashMap<u64, VecDeque<Arc<TaggedReceive>>>,
+    arrived: HashMap<u64, VecDeque<Found>>,
+    /// Inline bytes in `arrived`. ≤ MAX_UNEXPECTED_BYTES
+    unexpected: usize,
+    /// Why nothing will come any more.
+    ended: Option<Error>,
+}
+
+impl TaggedSend {
+    /// The peer may read the message and nothing else, and only until the send has ended.
+    pub(crate) fn new(
+        context: &Context,
+        tag: u64,
+        source: Span,
+        memory: &Arc<Memory>,
+    ) -> Arc<Self> {
+        let registry = &context.registry;
+        Arc::new(Self {
+            message: Announcement {
+                id: context.next_id(),
+                tag,
+                source,
+                memory: registry.add_alias(memory, source),
+            },
+            completion: Completion::new(),
+            registry: Arc::downgrade(registry),
+            on: OnceLock::new(),
+        })
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.message.id
+    }
+
+    /// Keeps the peer from reading the message any more.
+    pub(crate) fn revoke(&self) {
+        if let Some(registry) = self.registry.upgrade() {
+            registry.remove_alias(&self.message.memory);
+        }
+    }
+
+    fn end(&self, error: Option<Error>) {
+        self.revoke();
+        if let Some(error) = error {
+            self.completion.record(error);
+        }
+        self.completion.finish();
+    }
+
+    fn is_on(&self, link: &Arc<dyn Link>) -> bool {
+        let on = self.on.get().and_then(Weak::upgrade);
+        on.is_some_and(|on| is_same_link(&on, link))
+    }
+}
+
+impl TaggedReceive {
+    pub(crate) fn new(tag: u64, target: Span, memory: Arc<Memory>) -> Arc<Self> {
+        Arc::new(Self {
+            tag,
+            target,
+            memory,
+            completion: Completion::new(),
+            received: AtomicU64::new(0),
+            message: AtomicU64::new(0),
+            reading: Mutex::new(Rank::Reading, None),
+        })
+    }
+
+    /// Why a message cannot be received into this buffer.
+    fn refusal(&self, arrival: &Arrival) -> Option<Error> {
+        let capacity = self.target.len() as u64;
+        if self.completion.is_aborting() {
+            Some(Error::Aborted)
+        } else if !self.memory.is_live() {
+            Some(Error::RegionDeregistered(self.memory.id))
+        } else if arrival.len > capacity {
+            Some(Error::MessageTruncated {
+                len: arrival.len,
+                capacity,
+            })
+        } else {
+            None
+        }
+    }
+
+    /// How to read a message that did not come along.
+    fn plan(&self, context: &Context, link: &dyn Link, arrival: &Arrival) -> Plan {
+        let mut offset = 0;
+        let mut noted = Pieces::default();
+        let (memory, _) = noted.add_memory(&self.memory);
+        let pieces = arrival
+            .pieces
+            .iter()
+            .filter_map(|(key, entry)| {
+                // Always inside: the length was compared with the capacity.
+                let local = self.target.slice(offset, entry.len as usize)?;
+                offset += entry.len as usize;
+                Some((local, *key, entry.address))
+            })
+            .fold(noted, |mut pieces, (local, key, address)| {
+                // Of what kind the sender's memory is makes no difference: it is all of one kind.
+                pieces.push(memory, local, key, address, MemoryKind::Host);
+                pieces
+            });
+        let limits = Limits {
+            chunk_bytes: context.config.chunk_bytes(),
+            lanes: link.lanes(),
+        };
+        Plan::new(Op::Read, pieces, limits)
+    }
+
+    /// Tells the sender that the bytes are in place.
+    fn complete(&self, link: &dyn Link) {
+        link.send_done(self.message.load(Ordering::Relaxed), Status::Ok, "");
+        self.completion.finish();
+    }
+}
+
+impl Conclusion for TaggedReceive {
+    fn landed(&self) {
+        // The run refers to this receive: kept, they would keep each other, and the session with them,
+        // alive.
+        let reading = self.reading.lock().take();
+        if let Some(Reading { link, .. }) = reading {
+            self.complete(link.as_ref());
+        }
+    }
+
+    fn failed(&self, error: Error) {
+        let reading = self.reading.lock().take();
+        if let Some(Reading { link, .. }) = reading
+            && !link.is_dead()
+        {
+            let message = self.message.load(Ordering::Relaxed);
+            link.send_done(message, Status::Aborted, &error.to_string());
+        }
+        self.completion.record(error);
+        self.completion.finish();
+    }
+}
+
+impl Tagged {
+    pub(super) fn new() -> Self {
+        Self {
+            state: Mutex::new(Rank::Tagged, Messages::default()),
+        }
+    }
+
+    /// A send that is about to be announced.
+    ///
+    /// # Errors
+    /// The peer is gone for good.
+    pub(crate) fn add_send(&self, send: &Arc<TaggedSend>) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        if let Some(error) = state.ended.clone() {
+            drop(state);
+            send.end(Some(error.clone()));
+            return Err(error);
+        }
+        state.sends.insert(send.id(), Arc::clone(send));
+        Ok(())
+    }
+
+    /// A send has ended: at the peer, or by abort.
+    pub(crate) fn sent(&self, id: u64, error: Option<Error>) {
+        // One that was aborted is no longer here: its end is not news.
+        let send = self.state.lock().sends.remove(&id);
+        if let Some(send) = send {
+            send.end(error);
+        }
+    }
+
+    pub(crate) fn forget_receive(&self, receive: &Arc<TaggedReceive>) -> bool {
+        let mut state = self.state.lock();
+        let Some(queue) = state.posted.get_mut(&receive.tag) else {
+            return false;
+        };
+        let before = queue.len();
+        queue.retain(|r| !Arc::ptr_eq(r, receive));
+        let found = queue.len() < before;
+        if queue.is_empty() {
+            state.posted.remove(&receive.tag);
+        }
+        found
+    }
+
+    /// Posts a receive; returns the announcement that it matches, if one is already here.
+    ///
+    /// # Errors
+    /// The peer will never send anything any more.
+    fn post(&self, receive: &Arc<TaggedReceive>) -> Result<Option<Found>, Error> {
+        let mut state = self.state.lock();
+        if let Some(error) = &state.ended {
+            return Err(error.clone());
+        }
+        if let Some(queue) = state.arrived.get_mut(&receive.tag) {
+            let matched = queue.pop_front();
+            if queue.is_empty() {
+                state.arrived.remove(&receive.tag);
+            }
+            let inline = matched.as_ref().and_then(|m| m.arrival.inline.as_ref());
+            state.unexpected -= inline.map_or(0, Vec::len);
+            if matched.is_some() {
+                return Ok(matched);
+            }
+        }
+        state
+            .posted
+            .entry(receive.tag)
+            .or_default()
+            .push_back(Arc::clone(receive));
+        Ok(None)
+    }
+
+    /// Takes the receive that an announcement matches, or keeps the announcement.
+    fn take(
+        &self,
+        link: &Arc<dyn Link>,
+        mut arrival: Arrival,
+    ) -> Option<(Arc<TaggedReceive>, Arrival)> {
+        let mut state = self.state.lock();
+        if state.ended.is_some() {
+            // Nobody will ask for it, and kept it would keep the session.
+            return None;
+        }
+        if let Some(queue) = state.posted.get_mut(&arrival.tag) {
+            let matched = queue.pop_front();
+            if queue.is_empty() {
+                state.posted.remove(&arrival.tag);
+            }
+            if let Some(receive) = matched {
+                return Some((receive, arrival));
+            }
+        }
+        if let Some(bytes) = &arrival.inline {
+            if state.unexpected + bytes.len() > MAX_UNEXPECTED_BYTES {
+                arrival.inline = None;
+            } else {
+                state.unexpected += bytes.len();
+            }
+        }
+        let queue = state.arrived.entry(arrival.tag).or_default();
+        queue.push_back(Found {
+            link: Arc::clone(link),
+            arrival,
+        });
+        None
+    }
+
+    /// Whether somebody waits for the peer to send or to receive.
+    pub(crate) fn is_waiting(&self) -> bool {
+        let state = self.state.lock();
+        !state.sends.is_empty() || !state.posted.is_empty()
+    }
+
+    /// A link is gone, and with it what was announced on it. If it was the last one, every receive fails.
+    pub(crate) fn lost(&self, link: &Arc<dyn Link>, alone: bool, error: &Error) {
+        let mut state = self.state.lock();
+        let sends = state.sends.extract_if(|_, send| send.is_on(link));
+        let sends: Vec<_> = sends.map(|(_, send)| send).collect();
+        let Messages {
+            arrived,
+            unexpected,
+            ..
+        } = &mut *state;
+        arrived.retain(|_, queue| {
+            queue.retain(|found| {
+                let is_lost = is_same_link(&found.link, link);
+                if is_lost {
+                    *unexpected -= found.arrival.inline.as_ref().map_or(0, Vec::len);
+                }
+                !is_lost
+            });
+            !queue.is_empty()
+        });
+        let posted = if alone {
+            std::mem::take(&mut state.posted)
+        } else {
+            HashMap::new()
+        };
+        drop(state);
+        fail(sends, posted, error);
+    }
+
+    /// The peer is gone for good: everything that waits for it fails, and what is posted from now on is refused.
+    pub(crate) fn end(&self, error: &Error) {
+        let mut state = self.state.lock();
+        let ended = std::mem::take(&mut *state);
+        state.ended = ended.ended.or_else(|| Some(error.clone()));
+        drop(state);
+        fail(ended.sends.into_values(), ended.posted, error);
+    }
+}
+
+fn fail(
+    sends: impl IntoIterator<Item = Arc<TaggedSend>>,
+    posted: HashMap<u64, VecDeque<Arc<TaggedReceive>>>,
+    error: &Error,
+) {
+    for send in sends {
+        send.end(Some(error.clone()));
+    }
+    for receive in posted.into_values().flatten() {
+        receive.completion.record(error.clone());
+        receive.completion.finish();
+    }
+}
+
+/// Deals with a message that was announced.
+pub(super) fn announced(peer: &PeerShared, link: Arc<dyn Link>, arrival: Arrival) {
+    if let Some((receive, arrival)) = peer.tagged.take(&link, arrival) {
+        matched(&peer.context, &link, &receive, arrival);
+    }
+}
+
+/// Posts a receive, and matches it with its message if that is already here.
+///
+/// # Errors
+/// The peer will never send anything any more.
+pub(crate) fn post(peer: &PeerShared, receive: &Arc<TaggedReceive>) -> Result<(), Error> {
+    if let Some(Found { link, arrival }) = peer.tagged.post(receive)? {
+        matched(&peer.context, &link, receive, arrival);
+    }
+    Ok(())
+}
+
+/// Brings the message to the receive that it has found.
+fn matched(
+    context: &Context,
+    link: &Arc<dyn Link>,
+    receive: &Arc<TaggedReceive>,
+    arrival: Arrival,
+) {
+    // Held until it is settled where the bytes go: an abort waits for that.
+    let mut reading = receive.reading.lock();
+    receive.message.store(arrival.id, Ordering::Relaxed);
+    receive.received.store(arrival.len, Ordering::Relaxed);
+    // A device's memory is reached by reading the message like a large one.
+    let inline = arrival.inline.as_ref();
+    let inline = inline.filter(|_| receive.memory.device.is_none());
+    let refusal = context.copies.guarded(|| {
+        let refusal = receive.refusal(&arrival);
+        if let (None, Some(bytes)) = (&refusal, inline) {
+            receive.target.copy_from(bytes);
+        }
+        refusal
+    });
+    if let Some(error) = refusal {
+        drop(reading);
+        let status = match error {
+            Error::MessageTruncated { .. } => Status::Truncated,
+            _ => Status::Aborted,
+        };
+        link.send_done(arrival.id, status, &error.to_string());
+        receive.completion.record(error);
+        receive.completion.finish();
+        return;
+    }
+    let plan = match inline {
+        None => Some(receive.plan(context, link.as_ref(), &arrival)),
+        Some(_) => None,
+    };
+    let Some(plan) = plan.filter(|plan| plan.len() > 0) else {
+        drop(reading);
+        return receive.complete(link.as_ref());
+    };
+    let after = After::Tell(Arc::clone(receive) as Arc<dyn Conclusion>);
+    let run = Arc::new(Run::new(context.next_id(), Arc::new(plan), after));
+    *reading = Some(Reading {
+        link: Arc::clone(link),
+        run: Arc::clone(&run),
+    });
+    drop(reading);
+    link.submit(&run);
+}
+
+/// Tells the peer that a message is there for it.
+pub(super) fn announce(peer: &PeerShared, link: &Arc<dyn Link>, send: &Arc<TaggedSend>) {
+    let on = send.on.set(Arc::downgrade(link));
+    debug_assert!(on.is_ok(), "a message is announced once");
+    // Given up before there was a link: the peer's receive is not for it.
+    if send.completion.state() != TransferState::InProgress {
+        return;
+    }
+    link.announce(&send.message);
+    // The link may have been taken apart before it had this message to fail.
+    if let Some(error) = link.error() {
+        peer.tagged.sent(send.id(), Some(error));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::{TaggedSend, announce};
+    use crate::testing::{LONG, Pair, session, wait_until};
+    use crate::{Buffer, Error, Session, TransferState};
+
+    const SMALL: usize = 64;
+
+    fn region(session: &Session, len: usize) -> crate::Region {
+        session.register(&Buffer::new(len)).unwrap()
+    }
+
+    /// When both sides have connected there are two connections.
+    #[test]
+    fn a_message_ends_with_the_connection_that_it_was_announced_on() {
+        for _ in 0..1000 {
+            let (alice, bob) = (session("alice"), session("bob"));
+            let to_bob = alice.add_peer(&bob.connection_info()).unwrap();
+            let to_alice = bob.add_peer(&alice.connection_info()).unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(|| to_bob.connect(LONG).unwrap());
+                scope.spawn(|| to_alice.connect(LONG).unwrap());
+            });
+            if [&alice, &bob].map(|s| s.core().context().links().len()) != [2, 2] {
+                continue;
+            }
+            let here = region(&alice, SMALL);
+            let send = alice.send(&to_bob, here.at(0), SMALL, 7).unwrap();
+            let receive = alice.recv(&to_bob, here.at(0), SMALL, 8).unwrap();
+            let used = to_bob.shared.link().expect("connected");
+            used.kill(Error::Aborted);
+            assert_eq!(send.wait(LONG), Err(Error::Aborted));
+            // The other connection still brings messages.
+            let there = region(&bob, SMALL);
+            wait_until("bob has noticed", || {
+                bob.core().context().links().len() == 1
+            });
+            let answer = bob.send(&to_alice, there.at(0), SMALL, 8).unwrap();
+            answer.wait(LONG).unwrap();
+            receive.wait(LONG).unwrap();
+            return;
+        }
+        panic!("never two connections");
+    }
+
+    #[test]
+    fn a_message_after_a_disconnect_connects_anew() {
+        for _ in 0..20 {
+            let pair = Pair::new();
+            let (here, there) = (region(&pair.alice, SMALL), region(&pair.bob, SMALL));
+            pair.to_bob.disconnect();
+            let send = pair.alice.send(&pair.to_bob, here.at(0), SMALL, 7).unwrap();
+            let to_alice = pair.bob.accept(LONG).unwrap();
+            let receive = pair.bob.recv(&to_alice, there.at(0), SMALL, 7).unwrap();
+            receive.wait(LONG).unwrap();
+            send.wait(LONG).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_message_that_is_given_up_before_it_leaves_meets_no_receive() {
+        let (alice, bob) = (session("alice"), session("bob"));
+        let to_bob = alice.add_peer(&bob.connection_info()).unwrap();
+        let (here, there) = (region(&alice, SMALL), region(&bob, SMALL));
+        drop(alice.send(&to_bob, here.at(0), 1, 7).unwrap());
+        let next = alice.send(&to_bob, here.at(0), SMALL, 7).unwrap();
+        let to_alice = bob.accept(LONG).unwrap();
+        let receive = bob.recv(&to_alice, there.at(0), SMALL, 7).unwrap();
+        receive.wait(LONG).unwrap();
+        next.wait(LONG).unwrap();
+        assert_eq!(receive.received(), SMALL as u64);
+    }
+
+    #[test]
+    fn a_message_to_oneself_does_not_keep_a_closed_session() {
+        let alice = session("alice");
+        let here = region(&alice, SMALL);
+        let core = Arc::downgrade(alice.core());
+        let (span, memory) = alice.core().slice(here.at(0), SMALL).unwrap();
+        let send = TaggedSend::new(alice.core().context(), 7, span, &memory);
+        let own_peer = Arc::clone(alice.core().own_peer());
+        own_peer.tagged.add_send(&send).unwrap();
+        let link = own_peer.link().unwrap();
+        alice.close();
+        announce(&own_peer, &link, &send);
+        assert_eq!(send.completion.state(), TransferState::Failed);
+        assert!(own_peer.tagged.add_send(&send).is_err());
+        drop((link, send, here, memory, own_peer, alice));
+        assert!(core.upgrade().is_none());
+    }
+
+    /// Whoever takes memory back waits for the copies of messages out of it and into it.
+    #[test]
+    fn messages_are_copied_when_nobody_takes_their_memory_back() {
+        let pair = Pair::new();
+        let (here, there) = (region(&pair.alice, SMALL), region(&pair.bob, SMALL));
+        let waits = |session: &Session, copy: &(dyn Fn() + Sync)| {
+            let (tell, told) = channel();
+            let taking_back = session.core().context().copies.hold();
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    copy();
+                    tell.send(()).unwrap();
+                });
+                let early = told.recv_timeout(Duration::from_millis(100));
+                assert!(early.is_err(), "it was copied meanwhile");
+                drop(taking_back);
+            });
+        };
+        let send = || {
+            let send = pair.alice.send(&pair.to_bob, here.at(0), SMALL, 7).unwrap();
+            // Its end is waited for elsewhere.
+            std::mem::forget(send);
+        };
+        waits(&pair.alice, &send);
+        wait_until("the message is there", || {
+            let tagged = &pair.to_alice.shared.tagged;
+            !tagged.state.lock().arrived.is_empty()
+        });
+        waits(&pair.bob, &|| {
+            let receive = pair
+                .bob
+                .recv(&pair.to_alice, there.at(0), SMALL, 7)
+                .unwrap();
+            receive.wait(LONG).unwrap();
+        });
+    }
+}

@@ -1,0 +1,384 @@
+//! The plan of a transfer: segment lists become chunks, once.
+//!
+//! Small neighbours share a chunk, large segments are cut, segments that touch on both sides are one.
+//! Everything a lane sends for a chunk is laid out here (the table in wire format, the local spans), so
+//! that posting, and posting again, does no work per segment.
+//!
+//! Pure: no I/O, no clock, no threads.
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tcpx_cuda::Device;
+use tcpx_net::Span;
+use tcpx_proto::descriptor::RegionKey;
+use tcpx_proto::frame::{ENTRY_BYTES, Entry, MAX_CHUNK_BYTES, MAX_TABLE_BYTES, REGION_BYTES};
+use tcpx_proto::lane::Op;
+
+use crate::config::staging::CHUNK_FACTOR;
+use crate::memory::{Memory, MemoryKind, Place, is_same_place, push_merged};
+
+/// Below this a transfer is not spread over more lanes: a second lane costs more than it saves.
+const MIN_SPREAD_BYTES: usize = 128 << 10;
+
+/// One piece of a transfer with both ends resolved.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    local: Span,
+    /// Which of the pieces' memory it lies in.
+    memory: u32,
+    key: RegionKey,
+    address: u64,
+    group: u16,
+}
+
+/// Where the memory of a chunk lies: all of it in one place on either side, so that each side can move it in
+/// one go.
+#[derive(Debug)]
+struct Group {
+    device: Option<Arc<dyn Device>>,
+    remote: MemoryKind,
+}
+
+impl Group {
+    /// Whether its bytes pass through pinned memory at either end.
+    fn is_staged(&self) -> bool {
+        self.device.is_some() || self.remote != MemoryKind::Host
+    }
+}
+
+/// The pieces of a transfer, in the order in which they were given.
+#[derive(Debug, Default)]
+pub(crate) struct Pieces {
+    list: Vec<Piece>,
+    /// The local memory that they lie in.
+    memory: Vec<Arc<Memory>>,
+    groups: Vec<Group>,
+}
+
+impl Pieces {
+    pub(crate) fn with_capacity(pieces: usize) -> Self {
+        Self {
+            list: Vec::with_capacity(pieces),
+            ..Self::default()
+        }
+    }
+
+    /// Notes memory that pieces lie in; returns its number, and whether it is new.
+    pub(crate) fn add_memory(&mut self, memory: &Arc<Memory>) -> (u32, bool) {
+        // Neighbours mostly share a region: the last one is the likeliest.
+        let known = self.memory.iter().rposition(|m| Arc::ptr_eq(m, memory));
+        if known.is_none() {
+            self.memory.push(Arc::clone(memory));
+        }
+        let index = known.unwrap_or(self.memory.len() - 1);
+        (index as u32, known.is_none())
+    }
+
+    /// Adds a piece: `local`, inside the memory of that number, and as many bytes at the peer's `address`, in memory of kind `remote`.
+    pub(crate) fn push(
+        &mut self,
+        memory: u32,
+        local: Span,
+        key: RegionKey,
+        address: u64,
+        remote: MemoryKind,
+    ) {
+        let group = self.group(memory, remote);
+        self.list.push(Piece {
+            local,
+            memory,
+            key,
+            address,
+            group,
+        });
+    }
+
+    /// One piece of host memory, for tests that never touch it.
+    #[cfg(test)]
+    pub(crate) fn untouched(local: Span) -> Self {
+        let mut pieces = Self::default();
+        pieces.groups.push(Group {
+            device: None,
+            remote: MemoryKind::Host,
+        });
+        pieces.list.push(Piece {
+            local,
+            memory: 0,
+            key: RegionKey([1; 16]),
+            address: 0,
+            group: 0,
+        });
+        pieces
+    }
+
+    fn group(&mut self, memory: u32, remote: MemoryKind) -> u16 {
+        let device = self.memory[memory as usize].device.as_ref();
+        let is_same =
+            |group: &Group| group.remote == remote && is_same_place(group.device.as_ref(), device);
+        let known = self.groups.iter().rposition(is_same);
+        known.unwrap_or_else(|| {
+            self.groups.push(Group {
+                device: device.cloned(),
+                remote,
+            });
+            self.groups.len() - 1
+        }) as u16
+    }
+}
+
+/// What chunks may be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) chunk_bytes: usize,
+    pub(crate) lanes: usize,
+}
+
+impl Limits {
+    /// The chunk size for memory of `group` in a transfer of `total` bytes: small transfers are cut finer, so that
+    /// every lane has a share.
+    fn chunk_bytes(&self, total: usize, group: &Group) -> usize {
+        let most = if group.is_staged() {
+            (CHUNK_FACTOR * self.chunk_bytes).min(MAX_CHUNK_BYTES as usize)
+        } else {
+            self.chunk_bytes
+        };
+        let share = total.div_ceil(self.lanes.max(1)).next_multiple_of(4096);
+        share.clamp(MIN_SPREAD_BYTES.min(most), most)
+    }
+}
+
+/// Where one chunk lies in the plan: what one lane moves at once. The ranges index into the plan's
+/// arrays.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    table: Range<usize>,
+    spans: Range<usize>,
+    pub(crate) regions: u16,
+    pub(crate) entries: u32,
+    pub(crate) bytes: usize,
+    group: u16,
+}
+
+/// A transfer, ready to be posted any number of times.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) op: Op,
+    pub(crate) bytes: u64,
+    chunks: Vec<Layout>,
+    tables: Vec<u8>,
+    spans: Vec<Span>,
+    /// The local memory that is used.
+    memory: Vec<Arc<Memory>>,
+    groups: Vec<Group>,
+}
+
+impl Plan {
+    /// Cuts and gathers `pieces` into chunks.
+    pub(crate) fn new(op: Op, pieces: Pieces, limits: Limits) -> Self {
+        let Pieces {
+            list: mut pieces,
+            memory,
+            groups,
+        } = pieces;
+        if groups.len() > 1 {
+            // A chunk has memory of one group: those of a group belong together.
+            pieces.sort_by_key(|p| p.group);
+        }
+        let total: usize = pieces.iter().map(|p| p.local.len()).sum();
+        let mut builder = Builder {
+            limits,
+            chunk_bytes: groups.first().map_or(0, |g| limits.chunk_bytes(total, g)),
+            group: 0,
+            keys: Vec::new(),
+            entries: Vec::new(),
+            open_bytes: 0,
+            open_spans: 0,
+            memory: 0,
+            plan: Self {
+                op,
+                bytes: total as u64,
+                chunks: Vec::new(),
+                tables: Vec::with_capacity(pieces.len() * ENTRY_BYTES),
+                spans: Vec::with_capacity(pieces.len()),
+                memory,
+                groups,
+            },
+        };
+        let mut pieces = pieces.iter().filter(|p| !p.local.is_empty()).copied();
+        if let Some(mut run) = pieces.next() {
+            for piece in pieces {
+                match run.join(&piece) {
+                    Some(joined) => run = joined,
+                    None => {
+                        builder.push(run);
+                        run = piece;
+                    }
+                }
+            }
+            builder.push(run);
+        }
+        builder.finish()
+    }
+
+    /// How many chunks there are; none when no byte is to be moved.
+    pub(crate) fn len(&self) -> usize {
+        self.chunks.len()
+    }
+
+    pub(crate) fn layout(&self, index: usize) -> &Layout {
+        &self.chunks[index]
+    }
+
+    /// The table of a chunk, as it goes on the wire.
+    pub(crate) fn table(&self, chunk: &Layout) -> &[u8] {
+        &self.tables[chunk.table.clone()]
+    }
+
+    /// The local memory of a chunk.
+    pub(crate) fn spans(&self, chunk: &Layout) -> &[Span] {
+        &self.spans[chunk.spans.clone()]
+    }
+
+    /// The device that the local memory of a chunk lies on, if sockets cannot reach it.
+    pub(crate) fn device(&self, chunk: &Layout) -> Option<&Arc<dyn Device>> {
+        self.groups[chunk.group as usize].device.as_ref()
+    }
+
+    /// Where the local memory of a chunk is.
+    pub(crate) fn place(&self, chunk: &Layout) -> Place<'_> {
+        Place {
+            spans: self.spans(chunk),
+            device: self.device(chunk),
+            memory: &self.memory,
+        }
+    }
+
+    /// The first local memory that may no longer be touched.
+    pub(crate) fn revoked(&self) -> Option<&Memory> {
+        self.memory.iter().map(Arc::as_ref).find(|m| !m.is_live())
+    }
+}
+
+impl Piece {
+    /// Both as one, when they touch on both sides.
+    fn join(&self, next: &Self) -> Option<Self> {
+        let touches = self.address.checked_add(self.local.len() as u64) == Some(next.address)
+            && self.key == next.key
+            && self.memory == next.memory
+            && self.group == next.group;
+        let local = touches.then(|| self.local.join(next.local))??;
+        Some(Self { local, ..*self })
+    }
+}
+
+struct Builder {
+    limits: Limits,
+    /// For memory of the current group.
+    chunk_bytes: usize,
+    // The chunk that is being filled; `keys` and `entries` together never exceed MAX_TABLE_BYTES.
+    keys: Vec<RegionKey>,
+    entries: Vec<u8>,
+    open_bytes: usize,
+    open_spans: usize,
+    group: u16,
+    /// What the last span lies in.
+    memory: u32,
+    plan: Plan,
+}
+
+impl Builder {
+    fn push(&mut self, piece: Piece) {
+        if piece.group != self.group {
+            self.close();
+            self.group = piece.group;
+            let group = &self.plan.groups[usize::from(piece.group)];
+            self.chunk_bytes = self.limits.chunk_bytes(self.plan.bytes as usize, group);
+        }
+        let mut offset = 0;
+        while offset < piece.local.len() {
+            let left = piece.local.len() - offset;
+            let room = self.chunk_bytes - self.open_bytes;
+            // A block that fits a chunk of its own is not cut to fill up this one.
+            let worth_cutting = left > self.chunk_bytes || self.open_bytes < self.chunk_bytes / 2;
+            if room == 0 || (left > room && !worth_cutting) {
+                self.close();
+                continue;
+            }
+            let Some(region) = self.region(piece.key) else {
+                self.close();
+                continue;
+            };
+            let len = left.min(room);
+            let entry = Entry {
+                address: piece.address + offset as u64,
+                // A chunk has at most MAX_CHUNK_BYTES, far below 4 GiB.
+                len: len as u32,
+                region,
+            };
+            entry.encode(&mut self.entries);
+            let span = piece.local.slice(offset, len).expect("within the piece");
+            self.push_span(span, piece.memory);
+            self.open_bytes += len;
+            offset += len;
+        }
+    }
+
+    /// The index of `key` in the open table, or `None` when the table is full.
+    fn region(&mut self, key: RegionKey) -> Option<u32> {
+        let used = self.keys.len() * REGION_BYTES + self.entries.len() + ENTRY_BYTES;
+        // Neighbours mostly share a region: the last one is the likeliest.
+        if let Some(index) = self.keys.iter().rposition(|k| *k == key) {
+            return (used <= MAX_TABLE_BYTES).then_some(index as u32);
+        }
+        (used + REGION_BYTES <= MAX_TABLE_BYTES).then(|| {
+            self.keys.push(key);
+            (self.keys.len() - 1) as u32
+        })
+    }
+
+    fn push_span(&mut self, span: Span, memory: u32) {
+        let is_host = self.plan.groups[usize::from(self.group)].device.is_none();
+        // A device does not copy across allocations, which regions of their own may be though they touch.
+        let may_join = is_host || self.memory == memory;
+        self.memory = memory;
+        if may_join && self.plan.spans.len() > self.open_spans {
+            push_merged(&mut self.plan.spans, span);
+        } else {
+            // Never joined to the last span of the chunk before.
+            self.plan.spans.push(span);
+        }
+    }
+
+    fn close(&mut self) {
+        if self.open_bytes == 0 {
+            return;
+        }
+        let plan = &mut self.plan;
+        let table = plan.tables.len();
+        for key in &self.keys {
+            plan.tables.extend_from_slice(&key.0);
+        }
+        plan.tables.extend_from_slice(&self.entries);
+        plan.chunks.push(Layout {
+            table: table..plan.tables.len(),
+            spans: self.open_spans..plan.spans.len(),
+            regions: self.keys.len() as u16,
+            entries: (self.entries.len() / ENTRY_BYTES) as u32,
+            bytes: self.open_bytes,
+            group: self.group,
+        });
+        self.keys.clear();
+        self.entries.clear();
+        self.open_bytes = 0;
+        self.open_spans = plan.spans.len();
+    }
+
+    fn finish(mut self) -> Plan {
+        self.close();
+        self.plan
+    }
+}

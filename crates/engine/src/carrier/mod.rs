@@ -14,7 +14,7 @@
 //! none: another one is a file here and a line in [`SendCarriers::new`] and [`ReceiveCarriers::new`].
 //!
 //! A carrier says when the bytes of a payload are over (sent, landed, let go) and nothing else: what
-//! that means is the lane's business. Nothing calls back: whoever drives the lane calls `step`.
+//! that means is the lane's business. Nothing calls back: the driver of the lane calls `step`.
 
 pub(crate) mod comm;
 pub(crate) mod staged;
@@ -167,7 +167,7 @@ pub(crate) trait SendCarrier: Send {
     /// Stops using the memory of the payloads that `which` names. What has begun is completed from a
     /// copy: the rest of a payload that travels behind its frame may be appended to `rest`, and this
     /// carrier then has nothing more of that frame. Waits for copies under way, and a plugin's comm for
-    /// the messages that the plugin has in hand, for a bounded time.
+    /// its outstanding requests, for a bounded time.
     ///
     /// # Errors
     /// The memory is no longer used, but the connection must end.
@@ -186,6 +186,8 @@ pub(crate) struct SendCarriers {
     list: Vec<Box<dyn SendCarrier>>,
     /// Whether payload may travel beside the stream.
     has_beside: bool,
+    /// The one that prepares payloads before their frames begin.
+    prepares: Option<Way>,
 }
 
 impl SendCarriers {
@@ -198,6 +200,7 @@ impl SendCarriers {
         list.push(Box::new(StreamSend::default()));
         Self {
             has_beside: list.iter().any(|carrier| carrier.flag() != 0),
+            prepares: list.iter().position(|carrier| carrier.prepares()).map(Way),
             list,
         }
     }
@@ -218,11 +221,9 @@ impl SendCarriers {
         self.list.iter_mut()
     }
 
-    /// The first that prepares payloads and has some.
+    /// The one that prepares payloads, if it has some.
     pub(crate) fn preparing(&self) -> Option<Way> {
-        let mut carriers = self.list.iter();
-        let at = carriers.position(|carrier| carrier.prepares() && carrier.is_busy());
-        at.map(Way)
+        self.prepares.filter(|way| self.list[way.0].is_busy())
     }
 
     /// Those whose payload travels beside the stream, and that have some under way.

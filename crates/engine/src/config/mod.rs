@@ -250,6 +250,15 @@ impl Config {
         }
     }
 
+    /// The number of lanes of a connection over so many pairs of interfaces. On a plugin its devices
+    /// decide, and not the interfaces.
+    pub(crate) fn lanes_over(&self, pairs: usize) -> usize {
+        match self.transport() {
+            TransportKind::Tcp => self.lanes_for(pairs),
+            TransportKind::Plugin => self.lanes(),
+        }
+    }
+
     /// How long a peer with work outstanding may make no progress.
     #[must_use]
     pub fn peer_timeout(&self) -> Duration {

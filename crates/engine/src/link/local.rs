@@ -13,7 +13,7 @@ use super::{Above, Context, Link, Mark};
 use crate::error::Error;
 use crate::memory::{Copier, Refusal, one_device};
 use crate::sync::{Mutex, Rank};
-use crate::transfer::{After, Announcement, ChunkRef, Offered, Op, Run};
+use crate::transfer::{Announcement, ChunkRef, Offered, Op, Run};
 
 /// Runs up to this size are copied by the caller who posts them.
 const INLINE_BYTES: u64 = 256 << 10;
@@ -110,7 +110,7 @@ impl Local {
         }
         last |= run.settle(1);
         if last {
-            self.conclude(run);
+            run.conclude(|message| self.notify(run.id, message), || {});
         }
         true
     }
@@ -193,19 +193,6 @@ impl Local {
                 Ok(())
             }
         }
-    }
-
-    fn conclude(&self, run: &Arc<Run>) {
-        if !run.completion.commit() {
-            run.conclude_failed();
-            return;
-        }
-        match &run.after {
-            After::Nothing => {}
-            After::Notify(message) => self.notify(run.id, message),
-            After::Tell(waiting) => waiting.landed(),
-        }
-        run.completion.finish();
     }
 
     /// Fails what waits, and what comes from now on.

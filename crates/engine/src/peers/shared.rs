@@ -14,7 +14,6 @@ use super::inbox::Inbox;
 use super::mailbox::Mailbox;
 use super::peer::PeerShared;
 use super::routes::{LocalAddress, Routes};
-use crate::config::TransportKind;
 use crate::error::{Error, LostCause, Side};
 use crate::link::local::Local;
 use crate::link::{Above, Context, Link};
@@ -131,11 +130,7 @@ impl SessionCore {
     /// The number of lanes of a connection over these routes: each pair of interfaces has one, unless
     /// the configuration says how many there are, or a plugin carries the bytes.
     pub(crate) fn lanes_over(&self, routes: &Routes) -> usize {
-        let config = &self.context().config;
-        match config.transport() {
-            TransportKind::Tcp => config.lanes_for(routes.pairs()),
-            TransportKind::Plugin => config.lanes(),
-        }
+        self.context().config.lanes_over(routes.pairs())
     }
 
     /// The number of lanes that a connection to the peer will have if this session makes it.

@@ -130,6 +130,22 @@ impl Run {
         }
     }
 
+    /// Ends a run of which nothing is under way. If it is done, `notify` sends its notification before it
+    /// counts as done, and so does `measure` learn of it.
+    pub(crate) fn conclude(&self, notify: impl FnOnce(&[u8]), measure: impl FnOnce()) {
+        if !self.completion.commit() {
+            self.conclude_failed();
+            return;
+        }
+        match &self.after {
+            After::Nothing => {}
+            After::Notify(message) => notify(message),
+            After::Tell(waiting) => waiting.landed(),
+        }
+        measure();
+        self.completion.finish();
+    }
+
     /// Ends a run that has not succeeded and of which nothing is under way.
     pub(crate) fn conclude_failed(&self) {
         let error = self.completion.error().unwrap_or(Error::Aborted);

@@ -18,8 +18,8 @@
 //!   finds, and go from there to where they belong.
 //! - [`memory`] has the registrations of a comm and its slots.
 //!
-//! Nothing calls back: whoever drives the lane tests the comms' oldest requests, and looks again while
-//! there are any.
+//! Nothing calls back: the driver of the lane tests the oldest request of each comm, and looks again
+//! while requests are outstanding.
 
 mod memory;
 mod receive;

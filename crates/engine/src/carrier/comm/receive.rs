@@ -362,7 +362,7 @@ impl<T: Target> ReceiveCarrier<T> for CommReceive<T> {
         !self.frames.is_empty() || !self.posted.is_empty() || self.broken.is_some()
     }
 
-    /// Whether the plugin has receives or flushes in hand, or ought to take some.
+    /// Whether receives or flushes are outstanding, or payload waits to be posted.
     fn is_waiting(&self) -> bool {
         let is_flushing = |message: &Message| matches!(message.state, MessageState::Flushing(_));
         self.done < self.posted.len()

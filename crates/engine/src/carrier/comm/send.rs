@@ -388,7 +388,7 @@ impl SendCarrier for CommSend {
         !self.frames.is_empty() || self.broken.is_some()
     }
 
-    /// Whether the plugin has messages in hand, or ought to take some.
+    /// Whether messages are outstanding, or announced payload waits to be posted.
     fn is_waiting(&self) -> bool {
         let mut announced = self.frames.iter().take(self.announced_here());
         !self.posted.is_empty() || announced.any(|frame| !frame.is_posted())
@@ -398,8 +398,8 @@ impl SendCarrier for CommSend {
         std::mem::take(&mut self.sent)
     }
 
-    /// Copies what is not sent yet and waits for what the plugin has in hand. If that takes too long
-    /// the comm is closed, and the error ends the connection.
+    /// Copies what is not sent yet and waits for outstanding messages. If that takes too long the comm is
+    /// closed, and the error ends the connection.
     fn let_go(&mut self, which: LetGo<'_>, _rest: &mut Vec<u8>) -> Result<(), Error> {
         if let LetGo::Revoked = which {
             // Before the look: what is revoked during the wait may be in use, and is let go by another

@@ -8,7 +8,7 @@ use tcpx_proto::lane::ChunkId;
 use super::Connection;
 use super::lane::Lane;
 use crate::error::Error;
-use crate::transfer::{After, Arrival, ChunkRef, Run};
+use crate::transfer::{Arrival, ChunkRef, Run};
 
 /// Something that a lane has found out.
 pub(super) enum Event {
@@ -62,25 +62,17 @@ impl Connection {
     }
 
     /// Settles one chunk of a run.
-    fn settle(&self, run: &Arc<Run>) {
-        if run.settle(1) {
-            self.conclude(run);
-        }
-    }
-
-    fn conclude(&self, run: &Arc<Run>) {
-        if !run.completion.commit() {
-            run.conclude_failed();
+    fn settle(&self, run: &Run) {
+        if !run.settle(1) {
             return;
         }
-        match &run.after {
-            After::Nothing => {}
-            After::Notify(message) if run.rides_along(message) => {}
-            // Before the run counts as done: once it does, the notification is on its way.
-            After::Notify(message) => self.send_notify(run.id, message),
-            After::Tell(waiting) => waiting.landed(),
-        }
-        self.above.measured(run.plan.bytes, run.started.elapsed());
-        run.completion.finish();
+        let notify = |message: &[u8]| {
+            // Otherwise it has arrived with the chunk.
+            if !run.rides_along(message) {
+                self.send_notify(run.id, message);
+            }
+        };
+        let measure = || self.above.measured(run.plan.bytes, run.started.elapsed());
+        run.conclude(notify, measure);
     }
 }

@@ -118,8 +118,8 @@ impl Receiver {
         let received = self.step_stream(lane, connection, events)?;
         let moved = self.step_beside(lane)?;
         // Copies of a payload that is still being received count too: they give slots back.
-        let is_landing = self.carriers.is_busy() || !self.landing.is_empty();
-        if moved || (received != Received::More && is_landing) {
+        let is_landing = || self.carriers.is_busy() || !self.landing.is_empty();
+        if moved || (received != Received::More && is_landing()) {
             self.land(lane, connection, events)?;
         }
         Ok(if moved { Received::More } else { received })

@@ -159,14 +159,17 @@ impl Header {
 
     /// Appends the 32 bytes of this header.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        out.push(self.kind as u8);
-        out.push(self.flags);
-        out.extend_from_slice(&self.regions.to_le_bytes());
-        out.extend_from_slice(&self.entries.to_le_bytes());
-        out.extend_from_slice(&self.transfer.to_le_bytes());
-        out.extend_from_slice(&self.seq.to_le_bytes());
-        out.extend_from_slice(&self.extra.to_le_bytes());
-        out.extend_from_slice(&self.payload.to_le_bytes());
+        // Put together first: appending checks the room once.
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0] = self.kind as u8;
+        bytes[1] = self.flags;
+        bytes[2..4].copy_from_slice(&self.regions.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.entries.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.transfer.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.seq.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.extra.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.payload.to_le_bytes());
+        out.extend_from_slice(&bytes);
     }
 
     /// Appends this header with a text as its payload, cut to what the protocol takes.

@@ -101,25 +101,30 @@ impl Memory {
     pub fn check(&self, expected: &Expected) -> Result<(), Mismatch> {
         let mut found = vec![0; BLOCK.min(self.len())];
         let mut wanted = found.clone();
+        // Read in blocks, whatever the extents are: with thousands of them, a copy from a device for
+        // each would take longer than the transfer.
+        let mut block = 0..0;
         for extent in expected.cover(self.len()) {
-            let mut done = 0;
-            while done < extent.len {
-                let count = BLOCK.min(extent.len - done);
-                let (found, wanted) = (&mut found[..count], &mut wanted[..count]);
-                self.read(extent.offset + done, found);
-                extent.content.skip(done).write_to(wanted);
-                if found != wanted {
-                    let at = found.iter().zip(&*wanted).position(|(f, w)| f != w);
-                    let at = at.unwrap_or(0);
-                    let end = count.min(at + 16);
+            let (mut at, end) = (extent.offset, extent.offset + extent.len);
+            while at < end {
+                if !block.contains(&at) {
+                    block = at..self.len().min(at + BLOCK);
+                    self.read(at, &mut found[..block.len()]);
+                }
+                let count = end.min(block.end) - at;
+                let found = &found[at - block.start..][..count];
+                let wanted = &mut wanted[..count];
+                extent.content.skip(at - extent.offset).write_to(wanted);
+                if let Some(wrong) = found.iter().zip(&*wanted).position(|(f, w)| f != w) {
+                    let shown = wrong..count.min(wrong + 16);
                     return Err(Mismatch {
-                        offset: extent.offset + done + at,
-                        found: found[at..end].to_vec(),
-                        wanted: wanted[at..end].to_vec(),
+                        offset: at + wrong,
+                        found: found[shown.clone()].to_vec(),
+                        wanted: wanted[shown].to_vec(),
                         extent,
                     });
                 }
-                done += count;
+                at += count;
             }
         }
         Ok(())

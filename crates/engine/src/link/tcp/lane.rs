@@ -76,6 +76,11 @@ pub(crate) struct Lane {
     pub(super) bytes_received: AtomicU64,
 }
 
+/// Adds to a counter that only the holder of one lock changes; others read it at any time.
+pub(super) fn add_locked(counter: &AtomicU64, count: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + count, Ordering::Relaxed);
+}
+
 /// What others may know of payload that travels beside the stream.
 #[derive(Default)]
 pub(super) struct Beside {
@@ -88,7 +93,7 @@ pub(super) struct Beside {
 impl Beside {
     pub(super) fn update(&self, waiting: bool, moved: u64) {
         self.waiting.store(waiting, Ordering::Relaxed);
-        self.moved.fetch_add(moved, Ordering::Relaxed);
+        add_locked(&self.moved, moved);
     }
 
     /// How much has moved, if something is to be moved.
@@ -252,12 +257,15 @@ impl Lane {
     /// Says what a frame of the peer means.
     pub(super) fn handle_frame(&self, header: &Header) -> Result<Meaning<ChunkRef>, Violation> {
         let mut books = self.books.lock();
+        let before = books.lane.load();
         let meaning = books.lane.handle_frame(header)?;
-        let load = books.lane.load() as usize;
-        drop(books);
-        if self.load.swap(load, Ordering::Relaxed) != load {
+        let load = books.lane.load();
+        if load != before {
+            self.load.store(load as usize, Ordering::Relaxed);
             // A chunk of ours is settled: the window has room again.
-            self.mark_dirty();
+            if books.lane.has_work() {
+                self.mark_dirty();
+            }
         }
         Ok(meaning)
     }
@@ -294,7 +302,7 @@ impl Lane {
             };
             let sent = sender.step(self, connection);
             let events = sender.take_events();
-            let idle = sender.is_idle() && !sender.is_staging();
+            let has_more = sender.has_more();
             let is_waiting = matches!(sent, Ok(Sent::Waiting));
             self.staging_out
                 .store(is_waiting || sender.is_beside(), Ordering::Release);
@@ -307,13 +315,12 @@ impl Lane {
             }
             match sent? {
                 // Not worth another look: whoever adds work from now on marks it.
-                Sent::Some if idle && !self.books.lock().lane.has_work() => {
+                Sent::Some => {
                     progress = true;
-                    if !self.dirty.load(Ordering::SeqCst) {
+                    if !has_more && !self.dirty.load(Ordering::SeqCst) {
                         return Ok(progress);
                     }
                 }
-                Sent::Some => progress = true,
                 Sent::Blocked | Sent::Waiting => return Ok(progress),
                 Sent::Nothing if !self.dirty.load(Ordering::SeqCst) => return Ok(progress),
                 Sent::Nothing => {}

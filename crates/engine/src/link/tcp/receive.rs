@@ -8,7 +8,6 @@ mod conclude;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use tcpx_net::Cursor;
 use tcpx_proto::frame::{
@@ -18,7 +17,7 @@ use tcpx_proto::lane::{Landing, Meaning};
 
 use super::Connection;
 use super::event::Event;
-use super::lane::Lane;
+use super::lane::{Lane, add_locked};
 use super::payload::{Incoming, Sink};
 use super::send::Answer;
 use crate::carrier::ReceiveCarriers;
@@ -132,7 +131,7 @@ impl Receiver {
             moved |= carrier.step()?;
             let received = carrier.take_moved();
             if received > 0 {
-                lane.bytes_received.fetch_add(received, Ordering::Relaxed);
+                add_locked(&lane.bytes_received, received);
             }
             lane.beside_in.update(carrier.is_waiting(), received);
         }
@@ -169,8 +168,7 @@ impl Receiver {
             Err(e) => return Err(e.into()),
         };
         self.quiet = false;
-        lane.bytes_received
-            .fetch_add(received as u64, Ordering::Relaxed);
+        add_locked(&lane.bytes_received, received as u64);
         self.parse(lane, connection, events)?;
         lane.lower_wake_level(self.left());
         Ok(if received < asked {

@@ -10,7 +10,7 @@ use tcpx_proto::lane::{Chunk, ChunkId, Room, Transmit};
 
 use super::Connection;
 use super::event::Event;
-use super::lane::{Books, Lane};
+use super::lane::{Books, Lane, add_locked};
 use super::receive::Ended;
 use crate::carrier::comm::CommSend;
 use crate::carrier::{Begin, LetGo, Outgoing, SendCarrier, SendCarriers, Way};
@@ -52,6 +52,8 @@ pub(super) struct Sender {
     way: Option<Way>,
     carriers: SendCarriers,
     events: Vec<Event>,
+    /// Whether something was left in the books when they were last looked at.
+    has_more: bool,
     closed: bool,
 }
 
@@ -64,6 +66,7 @@ impl Sender {
             way: None,
             carriers: SendCarriers::new(pool, comm),
             events: Vec::new(),
+            has_more: false,
             closed: false,
         }
     }
@@ -95,7 +98,7 @@ impl Sender {
         let (spans, at) = ready.unwrap_or((&[], Cursor::default()));
         match lane.stream.send(head, spans, at) {
             Ok(count) => {
-                lane.bytes_sent.fetch_add(count as u64, Ordering::Relaxed);
+                add_locked(&lane.bytes_sent, count as u64);
                 self.advance(count, lane)?;
                 self.step_beside(lane)?;
                 Ok(Sent::Some)
@@ -113,6 +116,11 @@ impl Sender {
     /// Whether nothing is half sent.
     pub(super) fn is_idle(&self) -> bool {
         self.head_sent == self.head.len() && self.left == 0
+    }
+
+    /// Whether another step is worth while without anybody having added to the books since the last one.
+    pub(super) fn has_more(&self) -> bool {
+        self.has_more || !self.is_idle() || self.is_staging()
     }
 
     /// Whether carriers have something under way.
@@ -134,8 +142,8 @@ impl Sender {
             moved |= carrier.step(announced)?;
             let sent = carrier.take_moved();
             if sent > 0 {
-                lane.bytes_sent.fetch_add(sent, Ordering::Relaxed);
-                lane.payload_sent.fetch_add(sent, Ordering::Relaxed);
+                add_locked(&lane.bytes_sent, sent);
+                add_locked(&lane.payload_sent, sent);
             }
             lane.beside_out.update(carrier.is_waiting(), sent);
             recycle(carrier.as_mut(), lane);
@@ -151,8 +159,7 @@ impl Sender {
             let carrier = self.carriers.get(way);
             carrier.sent(of_payload)?;
             self.left -= of_payload;
-            lane.payload_sent
-                .fetch_add(of_payload as u64, Ordering::Relaxed);
+            add_locked(&lane.payload_sent, of_payload as u64);
             if self.left == 0 {
                 recycle(carrier, lane);
             }
@@ -178,6 +185,7 @@ impl Sender {
             // Asking a device takes microseconds.
             drop(books);
             if begun || self.begin(way, lane, None) {
+                self.has_more = true;
                 return self.prepare();
             }
             books = lane.books.lock();
@@ -185,6 +193,7 @@ impl Sender {
         let begun = self.choose(Kinds::All, &mut books, lane, connection);
         let load = books.lane.load() as usize;
         lane.load.store(load, Ordering::Relaxed);
+        self.has_more = books.lane.has_work();
         drop(books);
         if let Some(way) = self.carriers.preparing() {
             self.prepare();

@@ -52,7 +52,7 @@ pub(super) struct Sender {
     way: Option<Way>,
     carriers: SendCarriers,
     events: Vec<Event>,
-    /// Whether something was left in the books when they were last looked at.
+    /// Whether something may be left in the books after the last step.
     has_more: bool,
     closed: bool,
 }
@@ -73,6 +73,8 @@ impl Sender {
 
     /// Sends once: the rest of the current frame, or the next one.
     pub(super) fn step(&mut self, lane: &Lane, connection: &Connection) -> Result<Sent, Ended> {
+        // Without a look at the books nobody knows.
+        self.has_more = true;
         let moved = self.step_beside(lane)?;
         if self.is_idle() {
             self.build(lane, connection);
@@ -185,7 +187,6 @@ impl Sender {
             // Asking a device takes microseconds.
             drop(books);
             if begun || self.begin(way, lane, None) {
-                self.has_more = true;
                 return self.prepare();
             }
             books = lane.books.lock();

@@ -5,9 +5,10 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use tcpx_net::{Cursor, Listener, SocketOptions, Stream};
 use tcpx_proto::frame::{FLAG_COMM, Header, Kind};
 
-use super::Connection;
+use super::{Connection, Lane, WORKER_BUDGET, Windows};
 use crate::link::Link;
 use crate::testing::{LONG, Pair, connection, wait_until};
 use crate::{Buffer, Config, Error, LostCause, Misbehaviour, Op, Segment, Session};
@@ -95,7 +96,7 @@ fn an_answer_on_a_comm_that_is_not_there_ends_what_waited_for_it() {
         read.post().unwrap();
         // The last number that was given out.
         let id = pair.alice.core().context().next_id() - 1;
-        let is_asked = |lane: &super::Lane| lane.load.load(Ordering::Relaxed) > 0;
+        let is_asked = |lane: &Lane| lane.load.load(Ordering::Relaxed) > 0;
         wait_until("a chunk is asked for", || ours.lanes.iter().any(is_asked));
         let index = ours.lanes.iter().position(is_asked).unwrap();
         let header = Header {
@@ -183,4 +184,57 @@ fn whoever_stops_polling_leaves_nothing_undone() {
             served.wait(LONG).unwrap();
         });
     }
+}
+
+/// A frame that was begun is completed without a look at what was queued meanwhile.
+#[test]
+fn what_is_queued_behind_a_frame_that_has_stuck_is_sent() {
+    const STUCK: usize = 16 << 20;
+    const LATER: usize = 100;
+    let pair = Pair::new();
+    let of = connection(pair.alice.core());
+    let options = SocketOptions {
+        buffer_bytes: 64 << 10,
+        dead_after: LONG,
+    };
+    let listener = Listener::bind(([127, 0, 0, 1], 0).into(), &options).unwrap();
+    let stream = Stream::connect(listener.local_addr().unwrap(), None, &options).unwrap();
+    let mut far = None;
+    wait_until("the lane is connected", || {
+        far = listener.accept().ok();
+        far.is_some()
+    });
+    let far = far.unwrap().0;
+    let windows = Windows::new(&of.context, &of.established, 1);
+    let worker = Arc::clone(&of.lanes[0].worker);
+    let lane = Lane::new(stream, &[], None, windows, worker, &of.context).unwrap();
+    // Never started: nobody drives it but this test.
+    let connection = Connection::new(
+        Arc::clone(&of.context),
+        Arc::clone(&of.above),
+        of.established.clone(),
+        vec![lane],
+    );
+    let lane = &connection.lanes[0];
+    lane.push_control(|out| out.resize(STUCK, 0));
+    lane.pump(&connection, WORKER_BUDGET).unwrap();
+    assert!(lane.is_blocked());
+    lane.push_control(|out| out.resize(LATER, 0));
+
+    let mut received = 0;
+    let mut buffer = vec![0; 1 << 20];
+    wait_until("the lane has nothing to send", || {
+        while let Ok(count) = far.recv(&[], Cursor::default(), &mut buffer) {
+            received += count;
+        }
+        lane.pump(&connection, WORKER_BUDGET).unwrap();
+        !lane.is_unfinished()
+    });
+    wait_until("all of it has come", || {
+        if let Ok(count) = far.recv(&[], Cursor::default(), &mut buffer) {
+            received += count;
+        }
+        received == STUCK + LATER
+    });
+    connection.kill(Error::Closed);
 }

@@ -188,6 +188,9 @@ pub(crate) struct SendCarriers {
     has_beside: bool,
     /// The one that prepares payloads before their frames begin.
     prepares: Option<Way>,
+    /// Whether any but the last has ever had a payload. Most lanes carry host memory alone and are
+    /// looked at millions of times a second: they ask nobody whether something is under way.
+    is_mixed: bool,
 }
 
 impl SendCarriers {
@@ -202,7 +205,14 @@ impl SendCarriers {
             has_beside: list.iter().any(|carrier| carrier.flag() != 0),
             prepares: list.iter().position(|carrier| carrier.prepares()).map(Way),
             list,
+            is_mixed: false,
         }
+    }
+
+    /// Hands a payload to a carrier.
+    pub(crate) fn push(&mut self, way: Way, payload: Outgoing) {
+        self.is_mixed |= way.0 + 1 < self.list.len();
+        self.list[way.0].push(payload);
     }
 
     /// Chooses the carrier of a payload.
@@ -223,12 +233,13 @@ impl SendCarriers {
 
     /// The one that prepares payloads, if it has some.
     pub(crate) fn preparing(&self) -> Option<Way> {
-        self.prepares.filter(|way| self.list[way.0].is_busy())
+        self.prepares
+            .filter(|way| self.is_mixed && self.list[way.0].is_busy())
     }
 
     /// Those whose payload travels beside the stream, and that have some under way.
     pub(crate) fn beside(&mut self) -> impl Iterator<Item = &mut Box<dyn SendCarrier>> {
-        let list = if self.has_beside {
+        let list = if self.has_beside && self.is_mixed {
             &mut self.list[..]
         } else {
             &mut []
@@ -239,13 +250,15 @@ impl SendCarriers {
 
     /// Whether something is under way.
     pub(crate) fn is_busy(&self) -> bool {
-        self.list.iter().any(|carrier| carrier.is_busy())
+        self.is_mixed && self.list.iter().any(|carrier| carrier.is_busy())
     }
 
     /// Whether something is under way beside the stream.
     pub(crate) fn is_beside(&self) -> bool {
         let mut carriers = self.list.iter();
-        self.has_beside && carriers.any(|carrier| carrier.flag() != 0 && carrier.is_busy())
+        self.has_beside
+            && self.is_mixed
+            && carriers.any(|carrier| carrier.flag() != 0 && carrier.is_busy())
     }
 }
 
@@ -352,6 +365,8 @@ pub(crate) struct ReceiveCarriers<P> {
     list: Vec<Box<dyn ReceiveCarrier<P>>>,
     /// Whether payload may travel beside the stream.
     has_beside: bool,
+    /// Whether any but the last has ever had a payload; as in [`SendCarriers`].
+    is_mixed: bool,
 }
 
 impl<P: Target + 'static> ReceiveCarriers<P> {
@@ -365,14 +380,16 @@ impl<P: Target + 'static> ReceiveCarriers<P> {
         Self {
             has_beside: list.iter().any(|carrier| carrier.is_beside()),
             list,
+            is_mixed: false,
         }
     }
 
     /// Finds the carrier of a payload; none if it goes to no memory and travels behind its frame.
-    pub(crate) fn choose(&self, flag: u8, place: Option<&Place<'_>>) -> Option<Way> {
+    pub(crate) fn choose(&mut self, flag: u8, place: Option<&Place<'_>>) -> Option<Way> {
         let mut carriers = self.list.iter();
-        let at = carriers.position(|carrier| carrier.takes(flag, place));
-        at.map(Way)
+        let at = carriers.position(|carrier| carrier.takes(flag, place))?;
+        self.is_mixed |= at + 1 < self.list.len();
+        Some(Way(at))
     }
 
     pub(crate) fn get(&mut self, way: Way) -> &mut dyn ReceiveCarrier<P> {
@@ -385,7 +402,7 @@ impl<P: Target + 'static> ReceiveCarriers<P> {
 
     /// Those whose payload travels beside the stream, and that have some under way.
     pub(crate) fn beside(&mut self) -> impl Iterator<Item = &mut Box<dyn ReceiveCarrier<P>>> {
-        let list = if self.has_beside {
+        let list = if self.has_beside && self.is_mixed {
             &mut self.list[..]
         } else {
             &mut []
@@ -396,11 +413,11 @@ impl<P: Target + 'static> ReceiveCarriers<P> {
 
     /// Whether something is under way.
     pub(crate) fn is_busy(&self) -> bool {
-        self.list.iter().any(|carrier| carrier.is_busy())
+        self.is_mixed && self.list.iter().any(|carrier| carrier.is_busy())
     }
 
     /// Whether so much is under way that some of it is probably over.
     pub(crate) fn is_deep(&self) -> bool {
-        self.list.iter().any(|carrier| carrier.is_deep())
+        self.is_mixed && self.list.iter().any(|carrier| carrier.is_deep())
     }
 }

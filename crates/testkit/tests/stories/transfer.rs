@@ -674,9 +674,9 @@ fn the_two_sides_are_configured_differently() {
         let small = Setup::base().with("lanes", 1).with("workers", 1);
         let small = small.with("chunk_bytes", "16K").with("window", 1);
         let large = Setup::base().with("lanes", 7).with("workers", 2);
-        let large = large.with("chunk_bytes", "32M").with("window", 1024);
+        let large = large.with("chunk_bytes", "4M").with("window", 1024);
         for (ours, theirs) in [(&small, &large), (&large, &small)] {
-            const LEN: usize = 40 << 20;
+            const LEN: usize = 6 << 20;
             let alice = Host::open("alice", ours);
             let bob = RemoteProcess::open("bob", theirs);
             let peer = alice.meets(&bob);

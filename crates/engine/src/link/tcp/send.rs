@@ -278,9 +278,8 @@ impl Sender {
     /// Hands a payload to its carrier; says whether its frame has begun.
     fn push(&mut self, payload: Outgoing, lane: &Lane, books: &mut Books) -> bool {
         let way = self.carriers.choose(&payload.place(), payload.bytes());
-        let carrier = self.carriers.get(way);
-        carrier.push(payload);
-        !carrier.prepares() && self.begin(way, lane, Some(books))
+        self.carriers.push(way, payload);
+        !self.carriers.get(way).prepares() && self.begin(way, lane, Some(books))
     }
 
     /// Begins the frame of the next payload that is ready; says whether there was one. `books` are the

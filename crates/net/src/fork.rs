@@ -2,8 +2,9 @@
 //!
 //! A forked child has the memory of its parent and none of its threads: locks may be held for ever,
 //! and a stream that both use is ruined. [`Process`] tells whose a value is, at the cost of one
-//! load. [`Private`] holds a descriptor that is closed in every child by the fork itself, so that a
-//! child keeps neither connections nor ports of its parent.
+//! load; [`InProcess`] holds a value that is left alone elsewhere. `Private` holds a descriptor that
+//! is closed in every child by the fork itself, so that a child keeps neither connections nor ports
+//! of its parent.
 //!
 //! The current process is known by its *generation*, which is kept on a page that the kernel clears
 //! in children (`MADV_WIPEONFORK`). The handlers of `pthread_atfork` clear it as well, for kernels
@@ -52,10 +53,98 @@ impl Process {
         self.now.load(Ordering::Relaxed) == self.generation
     }
 
-    /// The number that the system gave the process.
+    /// Refuses a call in another process. Never waits, and takes no lock.
+    ///
+    /// # Errors
+    /// Another process is running, which was forked from this one.
+    #[inline]
+    pub fn check(&self) -> Result<(), Forked> {
+        if self.is_current() {
+            Ok(())
+        } else {
+            Err(Forked { process: self.id })
+        }
+    }
+}
+
+/// A call was made in a child of the process that the handle belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "this belongs to the session of process {process}, which forked: create a session in this process"
+)]
+pub struct Forked {
+    /// The process that the handle belongs to.
+    pub process: u32,
+}
+
+/// A value that only its own process uses and drops. A child may read what never changes; whatever
+/// waits or takes a lock asks [`InProcess::check`] first. Dropping the value in a child does nothing.
+#[derive(Debug)]
+pub struct InProcess<T> {
+    value: ManuallyDrop<T>,
+    process: Process,
+}
+
+impl<T> InProcess<T> {
+    /// A value of the process that is running.
     #[must_use]
-    pub fn id(&self) -> u32 {
-        self.id
+    pub fn new(value: T) -> Self {
+        Self::of(Process::current(), value)
+    }
+
+    /// A value of that process.
+    #[must_use]
+    pub fn of(process: Process, value: T) -> Self {
+        Self {
+            value: ManuallyDrop::new(value),
+            process,
+        }
+    }
+
+    /// The process that the value belongs to.
+    #[must_use]
+    pub fn process(&self) -> Process {
+        self.process
+    }
+
+    /// Whether the value belongs to the process that is running.
+    #[inline]
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        self.process.is_current()
+    }
+
+    /// Refuses a call in another process.
+    ///
+    /// # Errors
+    /// As [`Process::check`].
+    #[inline]
+    pub fn check(&self) -> Result<(), Forked> {
+        self.process.check()
+    }
+}
+
+impl<T: Clone> Clone for InProcess<T> {
+    fn clone(&self) -> Self {
+        Self::of(self.process, T::clone(&self.value))
+    }
+}
+
+impl<T> Deref for InProcess<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> Drop for InProcess<T> {
+    fn drop(&mut self) {
+        if self.is_current() {
+            // SAFETY: dropped once, here, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.value) };
+        }
     }
 }
 
@@ -287,18 +376,37 @@ mod tests {
     #[test]
     fn every_process_is_another_one() {
         let parent = Process::current();
-        assert!(parent.is_current() && parent.id() == std::process::id());
+        assert!(parent.is_current());
         assert!(in_a_child(|| {
             let child = Process::current();
             !parent.is_current()
                 && child.is_current()
-                && child.id() == std::process::id()
+                && parent.check() == Err(Forked { process: parent.id })
                 && in_a_child(|| {
                     !child.is_current() && !parent.is_current() && Process::current().is_current()
                 })
                 && child.is_current()
         }));
         assert!(parent.is_current());
+    }
+
+    #[test]
+    fn a_value_is_dropped_in_its_own_process_alone() {
+        struct Counted<'a>(&'a AtomicU32);
+        impl Drop for Counted<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let drops = AtomicU32::new(0);
+        let mut value = Some(InProcess::new(Counted(&drops)));
+        assert!(in_a_child(|| {
+            let refused = value.as_ref().is_some_and(|value| value.check().is_err());
+            drop(value.take());
+            refused && drops.load(Ordering::Relaxed) == 0
+        }));
+        drop(value);
+        assert_eq!(drops.load(Ordering::Relaxed), 1);
     }
 
     /// Only the kernel's own clearing tells where no handler runs.

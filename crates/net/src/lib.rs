@@ -15,7 +15,7 @@ pub mod poller;
 pub mod span;
 pub mod stream;
 
-pub use fork::Process;
+pub use fork::{Forked, InProcess, Process};
 pub use poller::{Event, Poller, Waker, sleep_exactly};
 pub use span::{Cursor, Span, Store, copy_spans};
 pub use stream::{Listener, SocketOptions, Stream, has_congestion_control, set_congestion_control};

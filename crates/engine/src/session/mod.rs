@@ -330,6 +330,15 @@ impl Session {
         }
     }
 
+    /// Whether calls may succeed. Never waits, and takes no lock: layers that hold locks of their own
+    /// ask before they take one.
+    ///
+    /// # Errors
+    /// The session is closed, or belongs to another process.
+    pub fn check(&self) -> Result<(), Error> {
+        self.core_here()?.check_open()
+    }
+
     pub(crate) fn core(&self) -> &Arc<SessionCore> {
         &self.handle.core
     }

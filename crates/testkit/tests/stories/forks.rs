@@ -15,6 +15,7 @@ on_main_setups!(
     children_leave_the_session_alone,
     a_dead_parent_is_noticed_while_its_child_lives,
     a_port_is_free_while_a_child_lives,
+    programs_that_are_executed_keep_nothing,
 );
 
 /// Transfers go on in both directions while children are forked, so that locks are held in them.
@@ -96,6 +97,18 @@ fn a_port_is_free_while_a_child_lives(setup: &Setup) {
         bob.addresses().contains(&address)
     };
     assert!((0..5).any(is_free));
+}
+
+fn programs_that_are_executed_keep_nothing(setup: &Setup) {
+    let setup = &setup.native();
+    let alice = Host::open("alice", setup);
+    let bob = RemoteProcess::open("bob", setup);
+    let carol = RemoteProcess::open("carol", setup);
+    // One connection that bob has accepted, and one that he has made.
+    alice.verify_traffic(&alice.knows(&bob), &bob, 1);
+    bob.knows_info(&carol.info());
+    bob.connect("carol").expect("connected");
+    assert_eq!(bob.kept_on_exec(), [""; 0]);
 }
 
 /// A process whose parent has ended.

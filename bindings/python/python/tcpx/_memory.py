@@ -23,7 +23,8 @@ def resolve(memory: Any, nbytes: int | None) -> tuple[int, int, Any]:
 def _whole(memory: Any) -> tuple[int, int, Any]:
     # torch and whatever looks like it; asked first, since tensors of a GPU have no buffer.
     if hasattr(memory, "data_ptr") and hasattr(memory, "numel"):
-        if hasattr(memory, "is_contiguous") and not memory.is_contiguous() and not _is_dense_tensor(memory):
+        contiguous = not hasattr(memory, "is_contiguous") or memory.is_contiguous()
+        if not contiguous and not _is_dense_tensor(memory):
             raise ValueError("the tensor is not contiguous: register its storage, or a contiguous copy")
         return memory.data_ptr(), memory.numel() * memory.element_size(), memory
     for name in ("__cuda_array_interface__", "__array_interface__"):
@@ -48,7 +49,8 @@ def _whole(memory: Any) -> tuple[int, int, Any]:
     return ctypes.addressof(held), view.nbytes, held
 
 
-# Kinds of elements that are bytes and nothing else, by their letter in a typestr: truth values, numbers, raw bytes.
+# Letters of a typestr for elements that are bytes and nothing else: truth values, numbers, raw
+# bytes.
 _PLAIN = "biufcV"
 _OTHER = {
     "O": "Python objects, which are addresses",
@@ -83,7 +85,7 @@ def _interface(interface: dict[str, Any], memory: Any) -> tuple[int, int, Any]:
 
 
 def _is_dense(shape: Any, strides: Any, itemsize: int) -> bool:
-    """Whether elements fill their memory without gaps, in whatever order: C's, Fortran's, any other."""
+    """Says whether elements fill their memory without gaps, in C's, Fortran's or any other order."""
     expected = itemsize
     for stride, extent in sorted(zip(strides, shape)):
         if extent != 1:

@@ -56,7 +56,7 @@ class ClosedError(Error):
 
 
 class ForkedError(Error, RuntimeError):
-    """The object belongs to the process that this one was forked from: create a session in this one."""
+    """The object is of the process that this one was forked from: create a session in this one."""
 
 
 class ProtocolError(Error):

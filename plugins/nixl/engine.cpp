@@ -49,6 +49,7 @@ nixl::Status status(tcpx_status status)
     case TCPX_ERROR_NOT_FOUND:
         return nixl::NOT_FOUND;
     case TCPX_ERROR_NOT_ALLOWED:
+    case TCPX_ERROR_FORKED:
         return nixl::NOT_ALLOWED;
     case TCPX_ERROR_BUSY:
         return nixl::REPOST_ACTIVE;
@@ -92,6 +93,17 @@ nixl::Status guarded(Method method) noexcept
     } catch (...) {
         return nixl::BACKEND;
     }
+}
+
+// Says whether the session belongs to this process, and reports where it does not: a forked child must not wait for
+// locks that its parent's threads held. Asked before any lock is taken.
+bool is_here(const tcpx_session *session)
+{
+    const auto result = tcpx_session_check(session);
+    if (result == TCPX_ERROR_FORKED) {
+        (void)reported("the backend cannot be used", result);
+    }
+    return result != TCPX_ERROR_FORKED;
 }
 
 void require(tcpx_status status)
@@ -276,6 +288,9 @@ Engine::SharedPeer Engine::peer(const std::string &agent) const
 nixl::Status Engine::connect(const std::string &agent)
 {
     return guarded([&] {
+        if (!is_here(session_.get())) {
+            return nixl::NOT_ALLOWED;
+        }
         const SharedPeer peer = this->peer(agent);
         if (!peer) {
             return nixl::NOT_FOUND;
@@ -289,6 +304,9 @@ nixl::Status Engine::connect(const std::string &agent)
 nixl::Status Engine::disconnect(const std::string &agent)
 {
     return guarded([&] {
+        if (!is_here(session_.get())) {
+            return nixl::NOT_ALLOWED;
+        }
         SharedPeer peer;
         {
             const std::unique_lock lock(peers_lock_);
@@ -307,6 +325,9 @@ nixl::Status Engine::prepXfer(const nixl::Op &op, const nixl::MetaList &local,
                               nixl::BackendReqH *&handle, const nixl::OptionalArgs *) const
 {
     return guarded([&] {
+        if (!is_here(session_.get())) {
+            return nixl::NOT_ALLOWED;
+        }
         const SharedPeer peer = this->peer(agent);
         if (!peer) {
             return nixl::NOT_FOUND;
@@ -378,6 +399,10 @@ nixl::Status Engine::checkXfer(nixl::BackendReqH *handle) const
 nixl::Status Engine::releaseReqH(nixl::BackendReqH *handle) const
 {
     (void)guarded([&] {
+        // What a forked child has inherited is its parent's.
+        if (tcpx_session_check(session_.get()) == TCPX_ERROR_FORKED) {
+            return nixl::SUCCESS;
+        }
         // Ends, and is aborted if need be, after the lock was given back.
         const auto request = [&] {
             const std::lock_guard lock(requests_lock_);
@@ -426,6 +451,9 @@ nixl::Status Engine::getNotifs(nixl::NotifList &out)
 nixl::Status Engine::genNotif(const std::string &agent, const std::string &message) const
 {
     return guarded([&] {
+        if (!is_here(session_.get())) {
+            return nixl::NOT_ALLOWED;
+        }
         const SharedPeer peer = this->peer(agent);
         if (!peer) {
             return nixl::NOT_FOUND;

@@ -18,6 +18,7 @@ TIMEOUT = 30.0
 
 DONE = "DONE"
 DISCONNECTED = "nixlRemoteDisconnectError"
+NOT_ALLOWED = "nixlNotAllowedError"
 NOT_FOUND = "nixlNotFoundError"
 
 # What NIXL raises, one class for each of its negative statuses.

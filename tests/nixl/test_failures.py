@@ -3,13 +3,16 @@
 NIXL up to 1.4 drops a peer whose transfer ended with REMOTE_DISCONNECT; later ones leave that to the application.
 """
 
+import os
+import signal
 import time
+import warnings
 
 import numpy as np
 import pytest
 
 from conftest import NIXL, Pair
-from endpoint import DISCONNECTED, DONE, ERRORS, NOT_FOUND, Endpoint
+from endpoint import DISCONNECTED, DONE, ERRORS, NOT_ALLOWED, NOT_FOUND, Endpoint
 
 MIB = 1 << 20
 
@@ -290,3 +293,38 @@ def test_a_request_from_before(two, op):
     assert two.initiator.outcome(handle) == NOT_FOUND
     two.initiator.release(handle)
     two.good(op, seed=5)
+
+
+# The agent's process forks.
+
+
+def test_a_forked_child_leaves_the_agent_of_its_parent_alone(pair, op):
+    pair = pair(size=16 * MIB)
+    pair.introduce()
+    handle = pair.request(op, [(0, 0, 16 * MIB)], b"whole")
+    assert pair.local.post(handle) in ("PROC", DONE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # later Pythons warn of forking with threads
+        child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # a call that hangs
+        code = 1
+        try:
+            assert pair.local.state(handle) == NOT_ALLOWED
+            for call in (
+                lambda: pair.local.notify("target", b"never"),
+                lambda: pair.local.agent.get_new_notifs(),
+                lambda: pair.request(op, [(0, 0, 8)]),
+                lambda: pair.local.register(0, 8),
+            ):
+                with pytest.raises(Exception, match="NIXL_ERR"):
+                    call()
+            pair.local.close()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert pair.local.wait(handle) == DONE
+    assert pair.remote.notifications(1) == [("initiator", b"whole")]
+    pair.transfer(op, [(0, 0, 16 * MIB)])
+    pair.local.release(handle)

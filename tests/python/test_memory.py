@@ -13,8 +13,8 @@ import tcpx
 class Tensor:
     """As torch's, as far as anybody asks."""
 
-    def __init__(self, array, contiguous=True):
-        self.array, self.contiguous = array, contiguous
+    def __init__(self, array):
+        self.array, self.shape = array, array.shape
 
     def data_ptr(self):
         return self.array.ctypes.data
@@ -26,7 +26,10 @@ class Tensor:
         return self.array.itemsize
 
     def is_contiguous(self):
-        return self.contiguous
+        return self.array.flags.c_contiguous
+
+    def stride(self):
+        return tuple(stride // self.array.itemsize for stride in self.array.strides)
 
 
 @pytest.fixture
@@ -43,9 +46,14 @@ def session():
         (array.array("d", [1, 2]), 16),
         (np.zeros((3, 4), np.float32), 48),
         (np.zeros((3, 4), np.float32).T[:, :1].T, 16),
-        (np.asfortranarray(np.zeros(5)), 40),
+        (np.zeros((3, 4), np.float32, order="F"), 48),
+        (np.zeros((2, 3, 4), np.int16).transpose(1, 0, 2), 48),
+        (np.zeros((3, 1, 4), np.complex64)[:, :, ::1], 96),
+        (np.zeros(3, bool), 3),
+        (np.zeros(3, [("a", np.int32), ("b", "S4")]), 24),
         ((ctypes.c_int * 3)(), 12),
         (Tensor(np.zeros(7, np.float16)), 14),
+        (Tensor(np.zeros((3, 4), np.float32).T), 48),
     ],
 )
 def test_what_has_memory(session, memory, size):
@@ -72,7 +80,15 @@ def test_address(session):
         (np.zeros((4, 4))[:, :2], ValueError, "not contiguous"),
         (np.zeros(8)[::2], ValueError, "not contiguous"),
         (memoryview(bytearray(8))[::2], ValueError, "not contiguous"),
-        (Tensor(np.zeros(4), contiguous=False), ValueError, "not contiguous"),
+        (np.zeros((4, 4), order="F")[:2], ValueError, "not contiguous"),
+        (np.zeros(8)[::-1], ValueError, "not contiguous"),
+        (Tensor(np.zeros((4, 4))[:, :2]), ValueError, "not contiguous"),
+        (np.array(["text", "t"]), TypeError, "array of texts \\(<U4\\)"),
+        (np.array([b"text"]), TypeError, "array of texts"),
+        (np.array(["2026-11-16"], "M8[ns]"), TypeError, "array of dates \\(<M8\\[ns\\]\\)"),
+        (np.zeros(3, "m8[s]"), TypeError, "array of time spans"),
+        (np.array([object()]), TypeError, "array of Python objects"),
+        (np.zeros(3, [("a", "i4"), ("b", [("c", "O")])]), TypeError, "array of Python objects"),
         (bytearray(), ValueError, "empty"),
         (np.zeros(0), ValueError, "at least one byte"),
         ("text", TypeError, "cannot register a str"),

@@ -1,5 +1,6 @@
 """The package's own classes."""
 
+import os
 import threading
 import time
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import tcpx
 from conftest import WAIT, pattern
+from tcpx import p2p
 
 
 def test_write_with_notification_lands_every_byte(pair):
@@ -172,3 +174,13 @@ def test_machine():
         assert {row.key: row.value for row in session.settings}["lanes"] == "3"
         assert all(address.startswith(("127.", "[::1]")) for address in session.addresses)
     assert tcpx.__version__.count(".") == 2
+
+
+@pytest.mark.parametrize(
+    ("variable", "start"),
+    [("TCPX_LOG", tcpx.Session), ("TCPX_LOG", p2p.Endpoint), ("UCCL_SOCKET_IFNAME", p2p.Endpoint)],
+)
+def test_a_variable_that_is_no_text_is_named(monkeypatch, variable, start):
+    monkeypatch.setitem(os.environb, variable.encode(), b"lo\xff")
+    with pytest.raises((ValueError, RuntimeError), match=f"{variable}.*UTF-8"):
+        start()

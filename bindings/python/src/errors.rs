@@ -45,6 +45,7 @@ fn class_name(error: &Error) -> &'static str {
         ErrorKind::Truncated => "TruncatedError",
         ErrorKind::Environment => "EnvironmentError",
         ErrorKind::Closed => "ClosedError",
+        ErrorKind::Forked => "ForkedError",
         ErrorKind::ProtocolViolation => "ProtocolError",
         ErrorKind::NotSupported => "NotSupportedError",
         _ => "Error",

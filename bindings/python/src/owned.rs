@@ -1,25 +1,25 @@
-//! Values that only the process that made them may end.
+//! Values that only the process that made them may use and end.
 
 use std::mem::ManuallyDrop;
-use std::ops::Deref;
 
-use pyo3::Python;
+use pyo3::{PyResult, Python};
+use tcpx::InProcess;
+
+use crate::errors::exception;
 
 /// A value of the engine held by a Python object.
 ///
 /// A forked child inherits the object but none of the engine's threads, and locks in whatever state they were in:
-/// ending the value there could wait for ever, so the child leaves it as it is.
+/// using or ending the value there could wait for ever. The child's calls raise, and it leaves the value as it is.
 pub(crate) struct Owned<T: Send> {
-    value: ManuallyDrop<T>,
-    process: u32,
+    value: ManuallyDrop<InProcess<T>>,
     waits: bool,
 }
 
 impl<T: Send> Owned<T> {
     pub(crate) fn new(value: T) -> Self {
         Self {
-            value: ManuallyDrop::new(value),
-            process: std::process::id(),
+            value: ManuallyDrop::new(InProcess::new(value)),
             waits: false,
         }
     }
@@ -30,19 +30,25 @@ impl<T: Send> Owned<T> {
         owned.waits = true;
         owned
     }
-}
 
-impl<T: Send> Deref for Owned<T> {
-    type Target = T;
+    /// The value, for whatever may wait or take a lock. Raises `ForkedError` in another process.
+    pub(crate) fn get(&self) -> PyResult<&T> {
+        match self.value.check() {
+            Ok(()) => Ok(&self.value),
+            Err(forked) => Err(Python::attach(|py| exception(py, &forked.into()))),
+        }
+    }
 
-    fn deref(&self) -> &T {
+    /// The value, for what never changes, in any process.
+    pub(crate) fn facts(&self) -> &T {
         &self.value
     }
 }
 
 impl<T: Send> Drop for Owned<T> {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        // Nothing would be dropped there, and nobody needs to be let go on.
+        if !self.value.is_current() {
             return;
         }
         // SAFETY: taken once, here, and not used afterwards.

@@ -12,7 +12,9 @@ pub struct tcpx_config {
     pub(crate) config: Config,
 }
 
-impl Boxed for tcpx_config {}
+impl Boxed for tcpx_config {
+    const BELONGS_TO_PROCESS: bool = false;
+}
 
 /// One setting; valid while the callback that received it runs.
 #[repr(C)]

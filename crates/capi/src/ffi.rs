@@ -7,20 +7,33 @@ use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
+use tcpx::Process;
+
 use crate::status::{Failure, tcpx_status};
 
 /// A type whose values C holds as pointers, made by [`Out::give`] and ended by [`take!`].
-pub(crate) trait Boxed: Send + Sync {}
+pub(crate) trait Boxed: Send + Sync {
+    /// Whether a handle is of use in the process that made it only. A forked child inherits its
+    /// parent's handles but none of its threads, and locks in whatever state they were: [`borrow!`]
+    /// refuses handles there, and [`take!`] leaves them as they are (C++ destructors free, at exit).
+    const BELONGS_TO_PROCESS: bool = true;
+}
 
 /// What a handle points to: the value, and whose it is.
-///
-/// A forked child inherits the parent's handles but none of its threads, and locks in whatever state they were: there
-/// is no ending them there. Whoever frees one in a child (C++ destructors do, at exit) leaves it as it is.
 #[repr(C)]
 struct Held<T> {
     /// First, so that a pointer to it is a pointer to this.
     value: T,
-    process: u32,
+    process: Process,
+}
+
+impl<T: Boxed> Held<T> {
+    fn check(&self) -> Result<(), Failure> {
+        if T::BELONGS_TO_PROCESS {
+            self.process.check().map_err(tcpx::Error::from)?;
+        }
+        Ok(())
+    }
 }
 
 /// Runs what C asked for. Errors become a status and the thread's last error; so do panics.
@@ -67,7 +80,7 @@ impl<T> Out<T> {
 impl<T: Boxed> Out<*mut T> {
     /// Hands a new object over to C.
     pub(crate) fn give(self, value: T) {
-        let process = std::process::id();
+        let process = Process::current();
         self.write(Box::into_raw(Box::new(Held { value, process })).cast());
     }
 }
@@ -79,13 +92,15 @@ pub(crate) unsafe fn out_from<T>(pointer: *mut T, name: &'static str) -> Result<
 }
 
 /// # Safety
-/// `pointer` is NULL or points to a `T` that lives, and is changed by nobody, for the length of the call.
-pub(crate) unsafe fn ref_from<'a, T>(
+/// `pointer` is NULL or came from [`Out::give`], and its value lives, and is changed by nobody, for the length of the call.
+pub(crate) unsafe fn ref_from<'a, T: Boxed>(
     pointer: *const T,
     name: &'static str,
 ) -> Result<&'a T, Failure> {
-    // SAFETY: as the caller promises.
-    unsafe { pointer.as_ref() }.ok_or(Failure::Null(name))
+    // SAFETY: as the caller promises; a `Held` begins with its value.
+    let held = unsafe { pointer.cast::<Held<T>>().as_ref() }.ok_or(Failure::Null(name))?;
+    held.check()?;
+    Ok(&held.value)
 }
 
 /// # Safety
@@ -133,9 +148,7 @@ pub(crate) unsafe fn text_from<'a>(
 pub(crate) unsafe fn value_from<T: Boxed>(pointer: *mut T) -> Option<T> {
     let held = NonNull::new(pointer)?.cast::<Held<T>>();
     // SAFETY: as the caller promises; a `Held` begins with its value.
-    if unsafe { held.as_ref() }.process != std::process::id() {
-        return None;
-    }
+    unsafe { held.as_ref() }.check().ok()?;
     // SAFETY: as the caller promises; C gives it back with this call.
     Some(unsafe { Box::from_raw(held.as_ptr()) }.value)
 }

@@ -33,7 +33,9 @@ pub struct tcpx_remote_region {
     pub(crate) region: RemoteRegion,
 }
 
-impl Boxed for tcpx_remote_region {}
+impl Boxed for tcpx_remote_region {
+    const BELONGS_TO_PROCESS: bool = false;
+}
 
 /// The engine's word for a `tcpx_memory` and a device number.
 pub(crate) fn memory_kind(kind: u32, device: u32) -> Result<MemoryKind, Failure> {

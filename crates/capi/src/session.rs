@@ -52,6 +52,13 @@ pub unsafe extern "C" fn tcpx_session_new(
     })
 }
 
+/// Says whether calls on the session may succeed: TCPX_ERROR_FORKED in a child of the process that made it,
+/// TCPX_ERROR_CLOSED once it is closed. Never waits. Layers that hold locks of their own ask before they take one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_session_check(session: *const tcpx_session) -> tcpx_status {
+    ffi::call(|| Ok(borrow!(session)?.session.check()?))
+}
+
 /// Ends a session, and leaves the handle to be freed: calls that wait in it, on other threads, return TCPX_ERROR_CLOSED, and so do
 /// all calls from now on. Waits as tcpx_session_free does. When it returns, memory that was registered is no longer touched. May
 /// be called more than once.

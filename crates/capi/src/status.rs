@@ -42,6 +42,8 @@ pub enum tcpx_status {
     TCPX_ERROR_INTERNAL = 14,
     /// The peer does not have the region any more: get a new descriptor.
     TCPX_ERROR_REGION_GONE = 15,
+    /// The handle belongs to the process that this one was forked from: create a session in this one.
+    TCPX_ERROR_FORKED = 16,
 }
 
 use tcpx_status::*;
@@ -68,6 +70,7 @@ impl From<&Error> for tcpx_status {
             ErrorKind::Truncated => TCPX_ERROR_TRUNCATED,
             ErrorKind::Environment => TCPX_ERROR_ENVIRONMENT,
             ErrorKind::Closed => TCPX_ERROR_CLOSED,
+            ErrorKind::Forked => TCPX_ERROR_FORKED,
             ErrorKind::ProtocolViolation => TCPX_ERROR_PROTOCOL,
             ErrorKind::NotSupported => TCPX_ERROR_NOT_SUPPORTED,
             _ => TCPX_ERROR_INTERNAL,
@@ -95,6 +98,7 @@ pub extern "C" fn tcpx_status_name(status: i32) -> *const c_char {
         13 => c"NOT_SUPPORTED",
         14 => c"INTERNAL",
         15 => c"REGION_GONE",
+        16 => c"FORKED",
         _ => c"UNKNOWN",
     };
     name.as_ptr()
@@ -217,10 +221,10 @@ mod tests {
     #[test]
     fn every_status_has_a_name_of_its_own() {
         let mut names = std::collections::HashSet::new();
-        for number in TCPX_OK as i32..=TCPX_ERROR_REGION_GONE as i32 {
+        for number in TCPX_OK as i32..=TCPX_ERROR_FORKED as i32 {
             assert!(names.insert(tcpx_status_name(number)), "{number}");
         }
-        assert!(!names.contains(&tcpx_status_name(TCPX_ERROR_REGION_GONE as i32 + 1)));
+        assert!(!names.contains(&tcpx_status_name(TCPX_ERROR_FORKED as i32 + 1)));
         assert!(!names.contains(&tcpx_status_name(-1)));
     }
 

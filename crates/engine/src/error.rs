@@ -13,6 +13,7 @@ mod plugin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tcpx_net::Forked;
 use tcpx_net::interfaces::SelectError;
 use tcpx_proto::descriptor::DescriptorError;
 use tcpx_proto::frame::Status;
@@ -72,6 +73,8 @@ pub enum ErrorKind {
     Environment,
     /// The session is closed.
     Closed,
+    /// The handle belongs to the process that this one was forked from.
+    Forked,
     /// The peer broke the protocol.
     ProtocolViolation,
     /// Not available in this build, on this machine, or with this peer.
@@ -304,6 +307,11 @@ pub enum Error {
     #[error("the session is closed")]
     Closed,
 
+    /// The handle belongs to the process that this one was forked from. Create a session in this
+    /// process; what was inherited may be dropped, which does nothing here.
+    #[error(transparent)]
+    Forked(#[from] Forked),
+
     /// No network interface can be used.
     #[error(transparent)]
     Interfaces(Arc<SelectError>),
@@ -362,6 +370,7 @@ impl Error {
             Self::Timeout { .. } => ErrorKind::Timeout,
             Self::Aborted => ErrorKind::Aborted,
             Self::Closed => ErrorKind::Closed,
+            Self::Forked(_) => ErrorKind::Forked,
             Self::Interfaces(_) | Self::Io { .. } => ErrorKind::Environment,
         }
     }

@@ -60,6 +60,7 @@ pub use tcpx_cuda as cuda;
 pub use tcpx_ncclnet as ncclnet;
 pub use tcpx_net::interfaces;
 pub use tcpx_net::interfaces::InterfaceSelector;
+pub use tcpx_net::{Forked, InProcess, Process};
 pub use tcpx_proto as proto;
 pub use tcpx_proto::frame::Status;
 pub use tcpx_proto::handshake::Features;

@@ -4,15 +4,18 @@
 //! - [`span`]: raw ranges of registered memory, the source and target of every transfer.
 //! - [`stream`]: non-blocking TCP streams that gather from and scatter to spans in the system call.
 //! - [`poller`]: one-shot readiness (epoll) with a waker.
+//! - [`fork`]: which process a value belongs to, and descriptors that children do not keep.
 //! - [`interfaces`]: the machine's real network interfaces and how to choose among them.
 //!
-//! `unsafe` lives in [`span`] and [`stream`] alone.
+//! `unsafe` lives in [`span`], [`stream`] and [`fork`] alone.
 
+pub mod fork;
 pub mod interfaces;
 pub mod poller;
 pub mod span;
 pub mod stream;
 
+pub use fork::{Forked, InProcess, Process};
 pub use poller::{Event, Poller, Waker, sleep_exactly};
 pub use span::{Cursor, Span, Store, copy_spans};
 pub use stream::{Listener, SocketOptions, Stream, has_congestion_control, set_congestion_control};

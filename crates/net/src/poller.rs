@@ -9,6 +9,8 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
 
+use crate::fork::Private;
+
 /// The token that the waker reports; sources must not use it.
 const WAKER: u64 = u64::MAX;
 const BATCH: usize = 64;
@@ -26,7 +28,7 @@ pub enum Event {
 /// again, so that a thread that already works on a source is never woken for it.
 #[derive(Debug)]
 pub struct Poller {
-    epoll: OwnedFd,
+    epoll: Private<OwnedFd>,
     waker: Waker,
 }
 
@@ -36,10 +38,11 @@ impl Poller {
     /// # Errors
     /// The process is out of file descriptors.
     pub fn new() -> io::Result<Self> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let epoll = Private::new(|| epoll::create(epoll::CreateFlags::CLOEXEC))?;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let event = Private::new(|| eventfd(0, flags))?;
         let data = epoll::EventData::new_u64(WAKER);
-        epoll::add(&epoll, &event, data, epoll::EventFlags::IN)?;
+        epoll::add(&*epoll, &*event, data, epoll::EventFlags::IN)?;
         Ok(Self {
             epoll,
             waker: Waker {
@@ -61,7 +64,7 @@ impl Poller {
     pub fn add(&self, source: impl AsFd, token: u64) -> io::Result<()> {
         let data = epoll::EventData::new_u64(token);
         Ok(epoll::add(
-            &self.epoll,
+            &*self.epoll,
             source,
             data,
             epoll::EventFlags::ONESHOT,
@@ -79,7 +82,7 @@ impl Poller {
             flags |= epoll::EventFlags::OUT;
         }
         Ok(epoll::modify(
-            &self.epoll,
+            &*self.epoll,
             source,
             epoll::EventData::new_u64(token),
             flags,
@@ -89,7 +92,7 @@ impl Poller {
     /// Forgets a source.
     pub fn remove(&self, source: impl AsFd) {
         // Fails only when the source is not here, which is what was asked for.
-        let _ = epoll::delete(&self.epoll, source);
+        let _ = epoll::delete(&*self.epoll, source);
     }
 
     /// Waits until something is ready, at most `timeout` (`None`: as long as it takes), and appends
@@ -104,7 +107,7 @@ impl Poller {
         });
         // `epoll_wait` counts in milliseconds, and every kernel lets a poller be polled.
         if let Some(exact) = timeout.filter(|t| t.tv_nsec % 1_000_000 != 0) {
-            let mut this = [PollFd::new(&self.epoll, PollFlags::IN)];
+            let mut this = [PollFd::new(&*self.epoll, PollFlags::IN)];
             match poll(&mut this, Some(&exact)) {
                 Ok(0) | Err(Errno::INTR) => return Ok(()),
                 Ok(_) => timeout = Some(Timespec::default()),
@@ -115,7 +118,7 @@ impl Poller {
             flags: epoll::EventFlags::empty(),
             data: epoll::EventData::new_u64(0),
         }; BATCH];
-        let count = match epoll::wait(&self.epoll, &mut ready, timeout.as_ref()) {
+        let count = match epoll::wait(&*self.epoll, &mut ready, timeout.as_ref()) {
             Ok(count) => count,
             Err(Errno::INTR) => 0,
             Err(e) => return Err(e.into()),
@@ -143,19 +146,19 @@ pub fn sleep_exactly() {
 /// Wakes a [`Poller`].
 #[derive(Clone, Debug)]
 pub struct Waker {
-    event: Arc<OwnedFd>,
+    event: Arc<Private<OwnedFd>>,
 }
 
 impl Waker {
     /// Makes the current or the next [`Poller::wait`] return.
     pub fn wake(&self) {
         // The counter can only be full (WouldBlock) when a wake-up is already pending.
-        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&**self.event, &1u64.to_ne_bytes());
     }
 
     fn clear(&self) {
         // Fails only when there is nothing to clear.
-        let _ = rustix::io::read(&self.event, &mut [0u8; 8]);
+        let _ = rustix::io::read(&**self.event, &mut [0u8; 8]);
     }
 }
 

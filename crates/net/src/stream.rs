@@ -13,6 +13,7 @@ use rustix::net::{
 };
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
+use crate::fork::Private;
 use crate::span::{Cursor, Span};
 
 /// Spans per system call: enough for 1 MiB of 4 KiB blocks, while the array (4 KiB) stays on the
@@ -56,7 +57,7 @@ impl SocketOptions {
 /// A non-blocking TCP stream.
 #[derive(Debug)]
 pub struct Stream {
-    socket: Socket,
+    socket: Private<Socket>,
 }
 
 impl Stream {
@@ -70,11 +71,9 @@ impl Stream {
         local: Option<IpAddr>,
         options: &SocketOptions,
     ) -> io::Result<Self> {
-        let socket = Socket::new(
-            Domain::for_address(remote),
-            Type::STREAM,
-            Some(Protocol::TCP),
-        )?;
+        let domain = Domain::for_address(remote);
+        let make = || Socket::new(domain, Type::STREAM, Some(Protocol::TCP));
+        let socket = Private::new(make)?;
         socket.set_nonblocking(true)?;
         options.apply(&socket)?;
         if let Some(ip) = local {
@@ -112,7 +111,7 @@ impl Stream {
         // NOSIGNAL: a library must not kill its host with SIGPIPE.
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         if body.is_empty() {
-            return retry_interrupted(|| send(&self.socket, head, flags));
+            return retry_interrupted(|| send(&*self.socket, head, flags));
         }
         // Not initialised: clearing 16 KiB would cost more than a small frame.
         let mut spans = [const { MaybeUninit::<Span>::uninit() }; MAX_SPANS];
@@ -132,7 +131,7 @@ impl Stream {
             unsafe { std::slice::from_raw_parts(spans.as_ptr().cast::<IoSlice<'_>>(), count) };
         retry_interrupted(|| {
             sendmsg(
-                &self.socket,
+                &*self.socket,
                 slices,
                 &mut SendAncillaryBuffer::default(),
                 flags,
@@ -149,7 +148,7 @@ impl Stream {
     pub fn recv(&self, body: &[Span], cursor: Cursor, tail: &mut [u8]) -> io::Result<usize> {
         if body.is_empty() {
             // Most looks at a quiet stream end here.
-            return match retry_interrupted(|| recv(&self.socket, &mut *tail, RecvFlags::DONTWAIT))?
+            return match retry_interrupted(|| recv(&*self.socket, &mut *tail, RecvFlags::DONTWAIT))?
             {
                 (0, _) => Err(io::ErrorKind::UnexpectedEof.into()),
                 (count, _) => Ok(count),
@@ -179,7 +178,7 @@ impl Stream {
         };
         let received = retry_interrupted(|| {
             recvmsg(
-                &self.socket,
+                &*self.socket,
                 slices,
                 &mut RecvAncillaryBuffer::new(&mut []),
                 RecvFlags::DONTWAIT,
@@ -195,7 +194,7 @@ impl Stream {
     /// no lock of the socket, for which whoever delivers bytes would have to wait.
     #[must_use]
     pub fn is_readable(&self) -> bool {
-        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+        let mut fds = [PollFd::new(&*self.socket, PollFlags::IN)];
         poll(&mut fds, Some(&Timespec::default())) != Ok(0)
     }
 
@@ -238,7 +237,7 @@ impl Stream {
     /// the core on which the other end was running when it sent them: while we look, it cannot go on.
     #[must_use]
     pub fn peer_used_this_core(&self) -> bool {
-        rustix::net::sockopt::socket_incoming_cpu(&self.socket)
+        rustix::net::sockopt::socket_incoming_cpu(&*self.socket)
             .is_ok_and(|core| core as usize == rustix::thread::sched_getcpu())
     }
 
@@ -274,7 +273,7 @@ impl AsFd for Stream {
 /// A non-blocking listener.
 #[derive(Debug)]
 pub struct Listener {
-    socket: Socket,
+    socket: Private<Socket>,
     options: SocketOptions,
 }
 
@@ -284,11 +283,9 @@ impl Listener {
     /// # Errors
     /// The address is not of this machine, or the port is taken.
     pub fn bind(address: SocketAddr, options: &SocketOptions) -> io::Result<Self> {
-        let socket = Socket::new(
-            Domain::for_address(address),
-            Type::STREAM,
-            Some(Protocol::TCP),
-        )?;
+        let domain = Domain::for_address(address);
+        let make = || Socket::new(domain, Type::STREAM, Some(Protocol::TCP));
+        let socket = Private::new(make)?;
         socket.set_nonblocking(true)?;
         socket.set_reuse_address(true)?;
         if address.is_ipv6() {
@@ -309,9 +306,15 @@ impl Listener {
     /// # Errors
     /// `WouldBlock` when there is none.
     pub fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
-        let (socket, address) = self.socket.accept()?;
+        let mut address = None;
+        let socket = Private::new(|| {
+            let (socket, from) = self.socket.accept()?;
+            address = Some(from);
+            Ok::<_, io::Error>(socket)
+        })?;
         socket.set_nonblocking(true)?;
         self.options.apply(&socket)?;
+        let address = address.expect("a connection comes from somewhere");
         Ok((Stream { socket }, inet(address)?))
     }
 

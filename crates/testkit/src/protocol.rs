@@ -182,6 +182,14 @@ pub enum Command {
     WaitNotification {
         timeout: Duration,
     },
+    /// Forks a child that must not use what it inherits, and that writes over a region of its
+    /// parent. Answers with its process id; it lives on until [`Command::EndChild`].
+    Fork {
+        region: u64,
+    },
+    EndChild {
+        child: u32,
+    },
     Nothing,
     /// Answers, and then does nothing at all until the file is there.
     SleepUntil {
@@ -270,7 +278,7 @@ impl Failure {
     /// When the other process knows a kind that this one does not.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
-        const KINDS: [ErrorKind; 13] = [
+        const KINDS: [ErrorKind; 14] = [
             ErrorKind::InvalidArgument,
             ErrorKind::NotFound,
             ErrorKind::NotAllowed,
@@ -284,6 +292,7 @@ impl Failure {
             ErrorKind::Closed,
             ErrorKind::ProtocolViolation,
             ErrorKind::NotSupported,
+            ErrorKind::Forked,
         ];
         let found = KINDS.into_iter().find(|k| format!("{k:?}") == self.kind);
         found.unwrap_or_else(|| panic!("a kind that the test kit does not know: {self:?}"))

@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tcpx::{Config, Error, Peer, Region, RemoteRegion, Segment, Session, Transfer};
 
+use crate::forked::{self, Inherited};
 use crate::memory::Memory;
 use crate::pattern::Content;
 use crate::protocol::{
@@ -80,6 +81,8 @@ struct State {
     regions: HashMap<u64, Region>,
     memory: HashMap<u64, Memory>,
     session: Option<Session>,
+    /// Those of the session.
+    settings: Vec<(String, String)>,
     next: u64,
 }
 
@@ -88,11 +91,8 @@ impl State {
         Ok(match command {
             Command::Open { settings } => {
                 self.close();
-                let mut config = Config::from_env()?;
-                for (key, value) in settings {
-                    config.set(&key, &value)?;
-                }
-                let session = Session::new(config)?;
+                self.settings = settings;
+                let session = Session::new(self.config()?)?;
                 let opened = Opened {
                     info: session.connection_info(),
                     addresses: session.addresses(),
@@ -235,8 +235,54 @@ impl State {
             Command::WaitNotification { timeout } => {
                 json!(Notice::from(self.session().wait_notification(timeout)?))
             }
+            Command::Fork { region } => {
+                let (child, said) = self.fork(region);
+                if let Err(words) = &said {
+                    forked::end(child);
+                    panic!("a forked child: {words}");
+                }
+                json!(child)
+            }
+            Command::EndChild { child } => {
+                forked::end(child);
+                Value::Null
+            }
             Command::Nothing | Command::SleepUntil { .. } | Command::Exit => Value::Null,
             Command::Crash => std::process::abort(),
+        })
+    }
+
+    fn config(&self) -> Result<Config, Error> {
+        let mut config = Config::from_env()?;
+        for (key, value) in &self.settings {
+            config.set(key, value)?;
+        }
+        Ok(config)
+    }
+
+    /// Has a child try everything that it inherits, drop it, and write over a region from a session
+    /// of its own.
+    fn fork(&mut self, region: u64) -> (u32, Result<(), String>) {
+        let peers = self.session().peers();
+        let descriptor = self.region(region).descriptor();
+        forked::fork(|| {
+            let inherited = Inherited {
+                session: self.session(),
+                peers: &peers,
+                regions: self.regions.values().collect(),
+                transfers: self.transfers.values().collect(),
+            };
+            inherited.refuses_everything()?;
+            let info = self.session().connection_info();
+            drop(peers);
+            self.close();
+            let config = self.config().and_then(|config| {
+                let name = format!("child-{}", std::process::id());
+                Ok(config.with_name(name)?.with("listen_port", 0)?)
+            });
+            config
+                .and_then(|config| forked::write_to(&info, &descriptor, config))
+                .map_err(|error| format!("on its own: {error}"))
         })
     }
 

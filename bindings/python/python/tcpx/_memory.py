@@ -23,7 +23,8 @@ def resolve(memory: Any, nbytes: int | None) -> tuple[int, int, Any]:
 def _whole(memory: Any) -> tuple[int, int, Any]:
     # torch and whatever looks like it; asked first, since tensors of a GPU have no buffer.
     if hasattr(memory, "data_ptr") and hasattr(memory, "numel"):
-        if hasattr(memory, "is_contiguous") and not memory.is_contiguous():
+        contiguous = not hasattr(memory, "is_contiguous") or memory.is_contiguous()
+        if not contiguous and not _is_dense_tensor(memory):
             raise ValueError("the tensor is not contiguous: register its storage, or a contiguous copy")
         return memory.data_ptr(), memory.numel() * memory.element_size(), memory
     for name in ("__cuda_array_interface__", "__array_interface__"):
@@ -40,27 +41,66 @@ def _whole(memory: Any) -> tuple[int, int, Any]:
         ) from None
     if view.readonly:
         raise ValueError(f"the {type(memory).__name__} is read-only, and peers may write: register a bytearray")
-    if not view.contiguous:
-        raise ValueError("the buffer is not contiguous")
+    if not view.c_contiguous:
+        raise ValueError("the buffer is not contiguous in C order")
     if view.nbytes == 0:
         raise ValueError("the buffer is empty")
-    held = (ctypes.c_char * view.nbytes).from_buffer(view.cast("B") if view.format != "B" else view)
+    held = (ctypes.c_char * view.nbytes).from_buffer(view)
     return ctypes.addressof(held), view.nbytes, held
+
+
+# Letters of a typestr for elements that are bytes and nothing else: truth values, numbers, raw
+# bytes.
+_PLAIN = "biufcV"
+_OTHER = {
+    "O": "Python objects, which are addresses",
+    "U": "texts",
+    "S": "texts",
+    "T": "texts, which are addresses",
+    "M": "dates",
+    "m": "time spans",
+}
 
 
 def _interface(interface: dict[str, Any], memory: Any) -> tuple[int, int, Any]:
     address, readonly = interface["data"]
     if readonly:
         raise ValueError("the array is read-only, and peers may write")
-    itemsize = int(interface["typestr"][2:])
-    count = 1
-    for extent in interface["shape"]:
-        count *= extent
+    typestr = interface["typestr"]
+    kind = "O" if _has_objects(interface.get("descr")) else typestr[1:2]
+    if kind not in _PLAIN:
+        raise TypeError(
+            f"cannot register an array of {_OTHER.get(kind, 'such elements')} ({typestr}): expected numbers. "
+            "A view of its bytes, array.view(numpy.uint8), can be registered where that makes sense"
+        )
+    itemsize = int(typestr[2:])
+    shape = interface["shape"]
     strides = interface.get("strides")
-    if strides is not None and count > 0:
-        expected = itemsize
-        for extent, stride in zip(reversed(interface["shape"]), reversed(strides)):
-            if extent != 1 and stride != expected:
-                raise ValueError("the array is not contiguous: register its base, or a contiguous copy")
-            expected *= extent
+    count = 1
+    for extent in shape:
+        count *= extent
+    if strides is not None and count > 0 and not _is_dense(shape, strides, itemsize):
+        raise ValueError("the array is not contiguous: register its base, or a contiguous copy")
     return address, count * itemsize, memory
+
+
+def _is_dense(shape: Any, strides: Any, itemsize: int) -> bool:
+    """Says whether elements fill their memory without gaps, in C's, Fortran's or any other order."""
+    expected = itemsize
+    for stride, extent in sorted(zip(strides, shape)):
+        if extent != 1:
+            if stride != expected:
+                return False
+            expected *= extent
+    return True
+
+
+def _is_dense_tensor(tensor: Any) -> bool:
+    return hasattr(tensor, "stride") and hasattr(tensor, "shape") and _is_dense(tensor.shape, tensor.stride(), 1)
+
+
+def _has_objects(descr: Any) -> bool:
+    """Whether a field, at any depth, is a Python object."""
+    if isinstance(descr, str):
+        return descr[1:2] == "O"
+    return isinstance(descr, list) and any(_has_objects(field[1]) for field in descr)

@@ -55,6 +55,10 @@ class ClosedError(Error):
     """The session is closed."""
 
 
+class ForkedError(Error, RuntimeError):
+    """The object is of the process that this one was forked from: create a session in this one."""
+
+
 class ProtocolError(Error):
     """The peer broke the protocol."""
 

@@ -24,42 +24,49 @@ impl Peer {
     /// What the peer calls itself.
     #[getter]
     fn name(&self) -> &str {
-        self.peer.name()
+        self.peer.facts().name()
     }
 
     /// Whether a connection is there now.
     #[getter]
-    fn connected(&self) -> bool {
-        self.peer.is_connected()
+    fn connected(&self) -> PyResult<bool> {
+        Ok(self.peer.get()?.is_connected())
     }
 
     /// Connects now rather than with the first transfer.
     #[pyo3(signature = (timeout=None))]
     fn connect(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let timeout = blocking::seconds(timeout)?;
-        blocking::wait(py, timeout, |slice| self.peer.connect(slice))
+        let peer = self.peer.get()?;
+        blocking::wait(py, timeout, |slice| peer.connect(slice))
             .map_err(|ended| ended.into_exception(py))
     }
 
     /// Ends all connections; transfers fail. A later transfer connects anew.
-    fn disconnect(&self, py: Python<'_>) {
-        py.detach(|| self.peer.disconnect());
+    fn disconnect(&self, py: Python<'_>) -> PyResult<()> {
+        let peer = self.peer.get()?;
+        py.detach(|| peer.disconnect());
+        Ok(())
     }
 
     /// The lanes of the current connection; none when there is no connection.
     #[getter]
-    fn lanes(&self) -> Vec<Lane> {
-        let lanes = self.peer.lanes().into_iter().map(|lane| Lane {
+    fn lanes(&self) -> PyResult<Vec<Lane>> {
+        let lanes = self.peer.get()?.lanes().into_iter().map(|lane| Lane {
             local: lane.local.to_string(),
             remote: lane.remote.to_string(),
             bytes_sent: lane.bytes_sent,
             bytes_received: lane.bytes_received,
         });
-        lanes.collect()
+        Ok(lanes.collect())
     }
 
     fn __repr__(&self) -> String {
-        let state = if self.connected() { "" } else { "not " };
+        let state = if self.peer.facts().is_connected() {
+            ""
+        } else {
+            "not "
+        };
         format!("<tcpx.Peer {:?} {state}connected>", self.name())
     }
 }

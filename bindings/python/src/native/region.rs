@@ -29,37 +29,38 @@ impl Region {
     /// The registration's number within its session.
     #[getter]
     fn id(&self) -> u64 {
-        self.region.id().0
+        self.region.facts().id().0
     }
 
     /// The address of the first byte.
     #[getter]
     fn address(&self) -> usize {
-        self.region.address()
+        self.region.facts().address()
     }
 
     /// Bytes in the region.
     #[getter]
     fn nbytes(&self) -> usize {
-        self.region.len()
+        self.region.facts().len()
     }
 
     /// What kind of memory it is: "host" or "cuda:0".
     #[getter]
     fn memory(&self) -> String {
-        self.region.kind().to_string()
+        self.region.facts().kind().to_string()
     }
 
     /// What a peer needs to read and write this region, for `RemoteRegion` over there.
     #[getter]
     fn descriptor<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &self.region.descriptor().to_bytes())
+        PyBytes::new(py, &self.region.facts().descriptor().to_bytes())
     }
 
     /// Ends the registration now. When this returns the memory is no longer touched; transfers that were using
     /// it fail.
     fn deregister(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.region.deregister())
+        let region = self.region.get()?;
+        py.detach(|| region.deregister())
             .map_err(|error| exception(py, &error))
     }
 

@@ -88,56 +88,58 @@ impl Session {
     /// What this session calls itself.
     #[getter]
     fn name(&self) -> &str {
-        self.session.name()
+        self.session.facts().name()
     }
 
     /// Where it listens.
     #[getter]
     fn addresses(&self) -> Vec<String> {
-        let addresses = self.session.addresses();
+        let addresses = self.session.facts().addresses();
         addresses.iter().map(ToString::to_string).collect()
     }
 
     /// The settings in force.
     #[getter]
     fn settings(&self) -> Vec<Setting> {
-        machine::rows(self.session.config())
+        machine::rows(self.session.facts().config())
     }
 
     /// What a peer needs to connect to this session. It contains the session's secret: whoever has it may
     /// connect, nobody else can.
     #[getter]
     fn connection_info<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &self.session.connection_info())
+        PyBytes::new(py, &self.session.facts().connection_info())
     }
 
     /// Makes a peer known by its connection info; connecting happens with the first transfer or by
     /// `Peer.connect`.
     fn add_peer(&self, py: Python<'_>, info: &[u8]) -> PyResult<Peer> {
-        let peer = self.session.add_peer(info);
+        let peer = self.session.get()?.add_peer(info);
         peer.map(Peer::new).map_err(|error| exception(py, &error))
     }
 
     /// The peer of that name: one that was added or has connected to us; None when there is none.
-    fn peer(&self, name: &str) -> Option<Peer> {
-        self.session.peer(name).map(Peer::new)
+    fn peer(&self, name: &str) -> PyResult<Option<Peer>> {
+        Ok(self.session.get()?.peer(name).map(Peer::new))
     }
 
     /// Every peer that was added or has connected to us.
     #[getter]
-    fn peers(&self) -> Vec<Peer> {
-        self.session.peers().into_iter().map(Peer::new).collect()
+    fn peers(&self) -> PyResult<Vec<Peer>> {
+        let peers = self.session.get()?.peers().into_iter();
+        Ok(peers.map(Peer::new).collect())
     }
 
     /// The peer that stands for this session itself.
     #[getter]
-    fn own_peer(&self) -> Peer {
-        Peer::new(self.session.own_peer())
+    fn own_peer(&self) -> PyResult<Peer> {
+        Ok(Peer::new(self.session.get()?.own_peer()))
     }
 
     /// Forgets a peer and ends its connections; its transfers fail.
     fn remove_peer(&self, py: Python<'_>, peer: &Peer) -> PyResult<()> {
-        py.detach(|| self.session.remove(&peer.peer))
+        let (session, peer) = (self.session.get()?, peer.peer.get()?);
+        py.detach(|| session.remove(peer))
             .map_err(|error| exception(py, &error))
     }
 
@@ -145,7 +147,8 @@ impl Session {
     #[pyo3(signature = (timeout=None))]
     fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Peer> {
         let timeout = blocking::seconds(timeout)?;
-        blocking::wait(py, timeout, |slice| self.session.accept(slice))
+        let session = self.session.get()?;
+        blocking::wait(py, timeout, |slice| session.accept(slice))
             .map(Peer::new)
             .map_err(|ended| ended.into_exception(py))
     }
@@ -159,16 +162,14 @@ impl Session {
         memory: &Bound<'_, PyAny>,
         nbytes: Option<usize>,
     ) -> PyResult<Region> {
+        let session = self.session.get()?;
         static RESOLVE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let resolve = RESOLVE.import(py, "tcpx._memory", "resolve")?;
         let (address, len, owner): (usize, usize, Py<PyAny>) =
             resolve.call1((memory, nbytes))?.extract()?;
         // SAFETY: the memory belongs to `owner`, which the region keeps alive until its registration has ended, or
         // was given as an address, in which case it is the caller's to keep, as documented.
-        let region = unsafe {
-            self.session
-                .register_raw(address as *mut u8, len, MemoryKind::Host)
-        };
+        let region = unsafe { session.register_raw(address as *mut u8, len, MemoryKind::Host) };
         let region = region.map_err(|error| exception(py, &error))?;
         Ok(Region::new(region, owner))
     }
@@ -241,9 +242,10 @@ impl Session {
         offset: usize,
         nbytes: Option<usize>,
     ) -> PyResult<Transfer> {
-        let source = &region.get().region;
+        let (session, peer) = (self.session.get()?, peer.peer.get()?);
+        let source = region.get().region.get()?;
         let len = nbytes.unwrap_or(source.len().saturating_sub(offset));
-        py.detach(|| self.session.send(&peer.peer, source.at(offset), len, tag))
+        py.detach(|| session.send(peer, source.at(offset), len, tag))
             .map(|sent| Transfer::new(sent, vec![region.clone().unbind()]))
             .map_err(|error| exception(py, &error))
     }
@@ -259,31 +261,35 @@ impl Session {
         offset: usize,
         nbytes: Option<usize>,
     ) -> PyResult<Transfer> {
-        let target = &region.get().region;
+        let (session, peer) = (self.session.get()?, peer.peer.get()?);
+        let target = region.get().region.get()?;
         let len = nbytes.unwrap_or(target.len().saturating_sub(offset));
-        py.detach(|| self.session.recv(&peer.peer, target.at(offset), len, tag))
+        py.detach(|| session.recv(peer, target.at(offset), len, tag))
             .map(|posted| Transfer::new(posted, vec![region.clone().unbind()]))
             .map_err(|error| exception(py, &error))
     }
 
     /// Sends a message on its own; messages to one peer arrive in order.
     fn notify(&self, py: Python<'_>, peer: &Peer, message: &[u8]) -> PyResult<()> {
-        py.detach(|| self.session.notify(&peer.peer, message))
+        let (session, peer) = (self.session.get()?, peer.peer.get()?);
+        py.detach(|| session.notify(peer, message))
             .map_err(|error| exception(py, &error))
     }
 
     /// Takes every notification that has arrived, oldest first. Never waits.
-    fn notifications(&self) -> Vec<Notification> {
-        let all = self.session.notifications().into_iter();
-        all.map(|notification| Notification { notification })
-            .collect()
+    fn notifications(&self) -> PyResult<Vec<Notification>> {
+        let all = self.session.get()?.notifications().into_iter();
+        Ok(all
+            .map(|notification| Notification { notification })
+            .collect())
     }
 
     /// Waits for the next notification.
     #[pyo3(signature = (timeout=None))]
     fn wait_notification(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Notification> {
         let timeout = blocking::seconds(timeout)?;
-        let wait = |slice: Duration| self.session.wait_notification(slice);
+        let session = self.session.get()?;
+        let wait = |slice: Duration| session.wait_notification(slice);
         blocking::wait(py, timeout, wait)
             .map(|notification| Notification { notification })
             .map_err(|ended| ended.into_exception(py))
@@ -291,9 +297,10 @@ impl Session {
 
     /// Ends connections and threads; transfers in flight fail. Also at the end of a `with` block. Waits until the peers have
     /// their notifications, at most 5 seconds (or `peer_timeout` where that is less; on a plugin, a connection that is being
-    /// made for them has `connect_timeout` first).
+    /// made for them has `connect_timeout` first). In a forked child it does nothing.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.session.close());
+        let session = self.session.facts();
+        py.detach(|| session.close());
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -320,7 +327,8 @@ impl Session {
         pieces: &Pieces<'_>,
     ) -> PyResult<Transfer> {
         let op = transfer::op(op)?;
-        let planned = self.session.prepare(op, &peer.peer, pieces.segments());
+        let (session, peer) = (self.session.get()?, peer.peer.get()?);
+        let planned = session.prepare(op, peer, pieces.segments());
         planned
             .map(|planned| Transfer::new(planned, pieces.regions()))
             .map_err(|error| exception(py, &error))

@@ -26,9 +26,10 @@ impl Transfer {
     }
 
     pub(super) fn start(&self, py: Python<'_>, notify: Option<&[u8]>) -> PyResult<()> {
+        let transfer = self.transfer.get()?;
         py.detach(|| match notify {
-            Some(message) => self.transfer.post_with_notification(message),
-            None => self.transfer.post(),
+            Some(message) => transfer.post_with_notification(message),
+            None => transfer.post(),
         })
         .map_err(|error| exception(py, &error))
     }
@@ -44,24 +45,26 @@ impl Transfer {
     }
 
     /// Where the transfer stands. Never waits, and may move bytes itself.
-    fn poll(&self, py: Python<'_>) -> &'static str {
-        match py.detach(|| self.transfer.poll()) {
+    fn poll(&self, py: Python<'_>) -> PyResult<&'static str> {
+        let transfer = self.transfer.get()?;
+        Ok(match py.detach(|| transfer.poll()) {
             TransferState::Prepared => "prepared",
             TransferState::InProgress => "in progress",
             TransferState::Done => "done",
             TransferState::Failed => "failed",
             TransferState::Aborting => "aborting",
             TransferState::Aborted => "aborted",
-        }
+        })
     }
 
     /// Whether every byte is where it belongs. Raises why not, when the transfer has failed.
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
-        match py.detach(|| self.transfer.poll()) {
+        let transfer = self.transfer.get()?;
+        match py.detach(|| transfer.poll()) {
             TransferState::Done => Ok(true),
             TransferState::Prepared | TransferState::InProgress => Ok(false),
             _ => {
-                let error = self.transfer.error().unwrap_or(tcpx::Error::Aborted);
+                let error = transfer.error().unwrap_or(tcpx::Error::Aborted);
                 Err(exception(py, &error))
             }
         }
@@ -71,38 +74,41 @@ impl Transfer {
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let timeout = blocking::seconds(timeout)?;
-        blocking::wait(py, timeout, |slice| self.transfer.wait(slice))
+        let transfer = self.transfer.get()?;
+        blocking::wait(py, timeout, |slice| transfer.wait(slice))
             .map_err(|ended| ended.into_exception(py))
     }
 
     /// Gives the transfer up. When this returns local memory is no longer read or written on its behalf.
-    fn abort(&self, py: Python<'_>) {
-        py.detach(|| self.transfer.abort());
+    fn abort(&self, py: Python<'_>) -> PyResult<()> {
+        let transfer = self.transfer.get()?;
+        py.detach(|| transfer.abort());
+        Ok(())
     }
 
     /// Bytes that it moves.
     #[getter]
     fn nbytes(&self) -> u64 {
-        self.transfer.bytes()
+        self.transfer.facts().bytes()
     }
 
     /// Bytes of the message that a tagged receive got; 0 until that is known.
     #[getter]
-    fn received(&self) -> u64 {
-        self.transfer.received()
+    fn received(&self) -> PyResult<u64> {
+        Ok(self.transfer.get()?.received())
     }
 
     /// How long a posting is going to take, judged by earlier ones, and how far off that may be; in seconds.
-    fn estimate(&self) -> (f64, f64) {
-        let estimate = self.transfer.estimate();
-        (
+    fn estimate(&self) -> PyResult<(f64, f64)> {
+        let estimate = self.transfer.get()?.estimate();
+        Ok((
             estimate.duration.as_secs_f64(),
             estimate.margin.as_secs_f64(),
-        )
+        ))
     }
 
     fn __repr__(&self) -> String {
-        format!("<tcpx.{:?}>", *self.transfer)
+        format!("<tcpx.{:?}>", self.transfer.facts())
     }
 }
 
@@ -186,7 +192,7 @@ impl<'py> Pieces<'py> {
 
     pub(super) fn segments(&self) -> impl Iterator<Item = Segment<'_>> {
         self.pieces.iter().map(|piece| Segment {
-            local: piece.local.get().region.at(piece.local_offset),
+            local: piece.local.get().region.facts().at(piece.local_offset),
             remote: piece.remote.get().region.at(piece.remote_offset),
             len: piece.len,
         })

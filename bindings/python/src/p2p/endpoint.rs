@@ -1,6 +1,5 @@
 //! The class: construction, connections.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
@@ -23,14 +22,26 @@ const RETRY: Duration = Duration::from_millis(100);
 /// One end of transfers: registers memory, connects, reads and writes.
 #[pyclass(frozen, module = "tcpx.p2p")]
 pub(super) struct Endpoint {
+    inside: Owned<Inside>,
+    metadata: Vec<u8>,
+}
+
+/// What only the process that made the endpoint uses.
+pub(super) struct Inside {
     // Dropped in this order: transfers in flight are aborted while there is a session.
-    pub(super) pending: Owned<Pending>,
-    pub(super) memory: Owned<Arc<Registry>>,
-    pub(super) connections: Owned<Connections>,
-    pub(super) session: Owned<Session>,
+    pub(super) pending: Pending,
+    pub(super) memory: Registry,
+    pub(super) connections: Connections,
+    pub(super) session: Session,
     gpu: i32,
     bdf: String,
-    metadata: Vec<u8>,
+}
+
+impl Endpoint {
+    /// Raises `ForkedError` in another process.
+    pub(super) fn inside(&self) -> PyResult<&Inside> {
+        self.inside.get()
+    }
 }
 
 /// Something that a call names does not exist: said on stderr, and by its result.
@@ -85,12 +96,14 @@ impl Endpoint {
             info: session.connection_info(),
         };
         Ok(Self {
-            pending: Owned::new(Pending::default()),
-            memory: Owned::waiting(Arc::default()),
-            connections: Owned::new(Connections::default()),
-            session: Owned::waiting(session),
-            gpu,
-            bdf,
+            inside: Owned::waiting(Inside {
+                pending: Pending::default(),
+                memory: Registry::default(),
+                connections: Connections::default(),
+                session,
+                gpu,
+                bdf,
+            }),
             metadata: metadata.encode(),
         })
     }
@@ -118,6 +131,7 @@ impl Endpoint {
         remote_port: i64,
         remote_gpu_idx: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<(bool, u64)> {
+        let this = self.inside()?;
         if remote_gpu_bdf.or(remote_gpu_idx).is_none() {
             return Err(PyTypeError::new_err("connect() needs remote_gpu_bdf"));
         }
@@ -128,7 +142,7 @@ impl Endpoint {
                  metadata, so call Endpoint.parse_metadata (or add_remote_endpoint) with it first"
             ))
         })?;
-        self.connect_to(py, &found, Way::Network)
+        this.connect_to(py, &found, Way::Network)
     }
 
     /// Connects to a peer by its metadata; the same metadata again gives the same number.
@@ -137,25 +151,28 @@ impl Endpoint {
         py: Python<'_>,
         metadata_bytes: &Bound<'_, PyBytes>,
     ) -> PyResult<(bool, u64)> {
+        let this = self.inside()?;
         let bytes = metadata_bytes.as_bytes();
-        if let Some(id) = self.connections.cached(bytes) {
+        if let Some(id) = this.connections.cached(bytes) {
             return Ok((true, id));
         }
-        let (ok, id) = self.connect_to(py, &Metadata::read(bytes)?, Way::Network)?;
+        let (ok, id) = this.connect_to(py, &Metadata::read(bytes)?, Way::Network)?;
         if ok {
-            self.connections.cache(bytes, id);
+            this.connections.cache(bytes, id);
         }
         Ok((ok, id))
     }
 
     /// Forgets a connection; adding the peer again gives a new number.
-    fn remove_remote_endpoint(&self, py: Python<'_>, conn_id: Word) -> bool {
-        py.detach(|| self.connections.remove(&self.session, conn_id.0))
+    fn remove_remote_endpoint(&self, py: Python<'_>, conn_id: Word) -> PyResult<bool> {
+        let this = self.inside()?;
+        Ok(py.detach(|| this.connections.remove(&this.session, conn_id.0)))
     }
 
     /// Waits for the next peer that connects: its address, its GPU, the connection's number.
     fn accept(&self, py: Python<'_>) -> PyResult<(bool, String, i32, u64)> {
-        let accept = |slice| self.connections.accept(&self.session, Way::Network, slice);
+        let this = self.inside()?;
+        let accept = |slice| this.connections.accept(&this.session, Way::Network, slice);
         match blocking::wait(py, None, accept) {
             Ok(accepted) => {
                 let ip = accepted.ip.to_string();
@@ -170,9 +187,10 @@ impl Endpoint {
     }
 
     /// Lets peers connect without `accept` being called. They can anyway; this only says that nobody will.
-    fn start_passive_accept(&self) -> bool {
-        self.connections.be_passive();
-        true
+    fn start_passive_accept(&self) -> PyResult<bool> {
+        let this = self.inside()?;
+        this.connections.be_passive();
+        Ok(true)
     }
 
     /// Connects to a peer on this host by its GPU, where this process has parsed its metadata.
@@ -183,6 +201,7 @@ impl Endpoint {
         remote_gpu_bdf: Option<&str>,
         remote_gpu_idx: Option<Word>,
     ) -> PyResult<(bool, u64)> {
+        let this = self.inside()?;
         let bdf = match (remote_gpu_bdf, remote_gpu_idx) {
             (Some(bdf), _) => bdf.to_owned(),
             (None, Some(Word(index))) => gpu_address(py, index)?,
@@ -192,7 +211,7 @@ impl Endpoint {
         };
         let found = metadata::seen().lock().on_gpu(&bdf);
         match found {
-            Some(found) => self.connect_to(py, &found, Way::Local),
+            Some(found) => this.connect_to(py, &found, Way::Local),
             None => {
                 tracing::warn!(target: "tcpx", "no metadata of an endpoint on GPU {bdf:?} was parsed");
                 Ok((false, 0))
@@ -202,7 +221,8 @@ impl Endpoint {
 
     /// Waits for the next peer that connects with `connect_local`: its GPU, the connection's number.
     fn accept_local(&self, py: Python<'_>) -> PyResult<(bool, String, u64)> {
-        let accept = |slice| self.connections.accept(&self.session, Way::Local, slice);
+        let this = self.inside()?;
+        let accept = |slice| this.connections.accept(&this.session, Way::Local, slice);
         match blocking::wait(py, None, accept) {
             Ok(accepted) => Ok((true, accepted.hello.bdf, accepted.id)),
             Err(Ended::Raised(raised)) => Err(raised),
@@ -220,15 +240,18 @@ impl Endpoint {
     }
 
     fn __repr__(&self) -> String {
-        format!(
-            "<tcpx.p2p.Endpoint {:?} with {} connections>",
-            self.session.name(),
-            self.connections.len()
-        )
+        let name = self.inside.facts().session.name();
+        match self.inside() {
+            Ok(this) => format!(
+                "<tcpx.p2p.Endpoint {name:?} with {} connections>",
+                this.connections.len()
+            ),
+            Err(_) => format!("<tcpx.p2p.Endpoint {name:?} of another process>"),
+        }
     }
 }
 
-impl Endpoint {
+impl Inside {
     fn connect_to(&self, py: Python<'_>, peer: &Metadata, way: Way) -> PyResult<(bool, u64)> {
         if peer.info.is_empty() {
             return Err(PyRuntimeError::new_err(format!(

@@ -9,7 +9,7 @@ use tcpx::Op;
 
 use super::arguments::{Word, Words, blobs, same_length};
 use super::descriptor::{IPC_BLOB, Remote, ipc_blob};
-use super::endpoint::{Endpoint, failed};
+use super::endpoint::{Endpoint, Inside, failed};
 use super::memory::Memory;
 use super::onesided::Piece;
 use super::pending::Started;
@@ -24,11 +24,13 @@ impl Endpoint {
         conn_id: Word,
         ptr: Word,
         size: Word,
-    ) -> (bool, Bound<'py, PyBytes>) {
+    ) -> PyResult<(bool, Bound<'py, PyBytes>)> {
+        let this = self.inside()?;
         let _ = conn_id;
-        let blob = self.describe_ipc(py, ptr.0, size.0);
+        let blob = this.describe_ipc(py, ptr.0, size.0);
         let ok = blob.is_some();
-        (ok, PyBytes::new(py, &blob.unwrap_or([0; IPC_BLOB])))
+        let blob = PyBytes::new(py, &blob.unwrap_or([0; IPC_BLOB]));
+        Ok((ok, blob))
     }
 
     /// As `advertise_ipc`, for many.
@@ -39,12 +41,13 @@ impl Endpoint {
         ptr_v: Words,
         size_v: Words,
     ) -> PyResult<(bool, Vec<Bound<'py, PyBytes>>)> {
+        let this = self.inside()?;
         let _ = conn_id;
         same_length(&[("size_v", size_v.0.len())], ptr_v.0.len() as u64)?;
         let mut ok = true;
         let mut blobs = Vec::with_capacity(ptr_v.0.len());
         for (ptr, size) in ptr_v.0.into_iter().zip(size_v.0) {
-            let blob = self.describe_ipc(py, ptr, size);
+            let blob = this.describe_ipc(py, ptr, size);
             ok &= blob.is_some();
             blobs.push(PyBytes::new(py, &blob.unwrap_or([0; IPC_BLOB])));
         }
@@ -60,8 +63,9 @@ impl Endpoint {
         size: Word,
         info: &Bound<'_, PyBytes>,
     ) -> PyResult<bool> {
-        let started = self.local_one(py, Op::Write, conn_id, ptr, size, info)?;
-        self.finish(py, started)
+        let this = self.inside()?;
+        let started = this.local_one(py, Op::Write, conn_id, ptr, size, info)?;
+        this.finish(py, started)
     }
 
     /// Reads from memory that a peer of this host has advertised.
@@ -73,8 +77,9 @@ impl Endpoint {
         size: Word,
         info: &Bound<'_, PyBytes>,
     ) -> PyResult<bool> {
-        let started = self.local_one(py, Op::Read, conn_id, ptr, size, info)?;
-        self.finish(py, started)
+        let this = self.inside()?;
+        let started = this.local_one(py, Op::Read, conn_id, ptr, size, info)?;
+        this.finish(py, started)
     }
 
     /// Starts writing.
@@ -86,7 +91,8 @@ impl Endpoint {
         size: Word,
         info: &Bound<'_, PyBytes>,
     ) -> PyResult<(bool, u64)> {
-        Ok(self.keep(self.local_one(py, Op::Write, conn_id, ptr, size, info)?))
+        let this = self.inside()?;
+        Ok(this.keep(this.local_one(py, Op::Write, conn_id, ptr, size, info)?))
     }
 
     /// Starts reading.
@@ -98,7 +104,8 @@ impl Endpoint {
         size: Word,
         info: &Bound<'_, PyBytes>,
     ) -> PyResult<(bool, u64)> {
-        Ok(self.keep(self.local_one(py, Op::Read, conn_id, ptr, size, info)?))
+        let this = self.inside()?;
+        Ok(this.keep(this.local_one(py, Op::Read, conn_id, ptr, size, info)?))
     }
 
     /// Writes many pieces.
@@ -110,8 +117,9 @@ impl Endpoint {
         size_v: Words,
         info_v: &Bound<'_, PyList>,
     ) -> PyResult<bool> {
-        let started = self.local_many(py, Op::Write, conn_id, &ptr_v.0, &size_v.0, info_v)?;
-        self.finish(py, started)
+        let this = self.inside()?;
+        let started = this.local_many(py, Op::Write, conn_id, &ptr_v.0, &size_v.0, info_v)?;
+        this.finish(py, started)
     }
 
     /// Reads many pieces.
@@ -123,8 +131,9 @@ impl Endpoint {
         size_v: Words,
         info_v: &Bound<'_, PyList>,
     ) -> PyResult<bool> {
-        let started = self.local_many(py, Op::Read, conn_id, &ptr_v.0, &size_v.0, info_v)?;
-        self.finish(py, started)
+        let this = self.inside()?;
+        let started = this.local_many(py, Op::Read, conn_id, &ptr_v.0, &size_v.0, info_v)?;
+        this.finish(py, started)
     }
 
     /// Starts writing many pieces.
@@ -136,7 +145,8 @@ impl Endpoint {
         size_v: Words,
         info_v: &Bound<'_, PyList>,
     ) -> PyResult<(bool, u64)> {
-        Ok(self.keep(self.local_many(py, Op::Write, conn_id, &ptr_v.0, &size_v.0, info_v)?))
+        let this = self.inside()?;
+        Ok(this.keep(this.local_many(py, Op::Write, conn_id, &ptr_v.0, &size_v.0, info_v)?))
     }
 
     /// Starts reading many pieces.
@@ -148,33 +158,50 @@ impl Endpoint {
         size_v: Words,
         info_v: &Bound<'_, PyList>,
     ) -> PyResult<(bool, u64)> {
-        Ok(self.keep(self.local_many(py, Op::Read, conn_id, &ptr_v.0, &size_v.0, info_v)?))
+        let this = self.inside()?;
+        Ok(this.keep(this.local_many(py, Op::Read, conn_id, &ptr_v.0, &size_v.0, info_v)?))
     }
 
     /// Sends a message from memory that is not registered.
     fn send_ipc(&self, py: Python<'_>, conn_id: Word, ptr: Word, size: Word) -> PyResult<bool> {
-        let started = self.local_message(py, Half::Send, conn_id, ptr, size);
-        self.finish(py, started)
+        let this = self.inside()?;
+        let started = this.local_message(py, Half::Send, conn_id, ptr, size);
+        this.finish(py, started)
     }
 
     /// Receives a message into memory that is not registered.
     fn recv_ipc(&self, py: Python<'_>, conn_id: Word, ptr: Word, size: Word) -> PyResult<bool> {
-        let started = self.local_message(py, Half::Receive, conn_id, ptr, size);
-        self.finish(py, started)
+        let this = self.inside()?;
+        let started = this.local_message(py, Half::Receive, conn_id, ptr, size);
+        this.finish(py, started)
     }
 
     /// Starts sending.
-    fn send_ipc_async(&self, py: Python<'_>, conn_id: Word, ptr: Word, size: Word) -> (bool, u64) {
-        self.keep(self.local_message(py, Half::Send, conn_id, ptr, size))
+    fn send_ipc_async(
+        &self,
+        py: Python<'_>,
+        conn_id: Word,
+        ptr: Word,
+        size: Word,
+    ) -> PyResult<(bool, u64)> {
+        let this = self.inside()?;
+        Ok(this.keep(this.local_message(py, Half::Send, conn_id, ptr, size)))
     }
 
     /// Starts receiving.
-    fn recv_ipc_async(&self, py: Python<'_>, conn_id: Word, ptr: Word, size: Word) -> (bool, u64) {
-        self.keep(self.local_message(py, Half::Receive, conn_id, ptr, size))
+    fn recv_ipc_async(
+        &self,
+        py: Python<'_>,
+        conn_id: Word,
+        ptr: Word,
+        size: Word,
+    ) -> PyResult<(bool, u64)> {
+        let this = self.inside()?;
+        Ok(this.keep(this.local_message(py, Half::Receive, conn_id, ptr, size)))
     }
 }
 
-impl Endpoint {
+impl Inside {
     fn describe_ipc(&self, py: Python<'_>, ptr: u64, size: u64) -> Option<[u8; IPC_BLOB]> {
         let memory = py.detach(|| self.memory.add_for_good(&self.session, ptr, size));
         let memory = memory.inspect_err(|error| failed("registering memory", error));

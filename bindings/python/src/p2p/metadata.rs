@@ -17,7 +17,7 @@ use std::net::{IpAddr, SocketAddr};
 use parking_lot::Mutex;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use tcpx::{Config, interfaces};
+use tcpx::{Config, ConfigError, interfaces};
 
 const STEP: usize = 512;
 const MAGIC: &[u8; 4] = b"TCPX";
@@ -146,10 +146,18 @@ pub(super) fn seen() -> &'static Mutex<Seen> {
 /// The configuration of the environment, with the variable that the interface knows for the control interface.
 pub(super) fn config() -> Result<Config, tcpx::Error> {
     let mut config = Config::from_env()?;
-    if let Ok(interface) = std::env::var("UCCL_SOCKET_IFNAME")
+    const VARIABLE: &str = "UCCL_SOCKET_IFNAME";
+    if let Some(interface) = std::env::var_os(VARIABLE)
         && !interface.is_empty()
         && std::env::var_os("TCPX_CONTROL_INTERFACE").is_none()
     {
+        let interface = interface
+            .into_string()
+            .map_err(|raw| ConfigError::BadValue {
+                name: VARIABLE.into(),
+                value: raw.to_string_lossy().into_owned(),
+                expected: "UTF-8, the name of an interface".into(),
+            })?;
         config.set("control_interface", &interface)?;
     }
     Ok(config)

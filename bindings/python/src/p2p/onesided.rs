@@ -9,7 +9,7 @@ use tcpx::{Op, Segment};
 
 use super::arguments::{Word, Words, blobs, same_length};
 use super::descriptor::{Remote, XferDesc};
-use super::endpoint::{Endpoint, failed, unknown};
+use super::endpoint::{Endpoint, Inside, failed, unknown};
 use super::memory::Memory;
 use super::pending::{Known, Started};
 use crate::blocking::{self, Ended};
@@ -34,9 +34,10 @@ impl Endpoint {
         size: Word,
         meta: &Bound<'_, PyBytes>,
     ) -> PyResult<bool> {
+        let this = self.inside()?;
         let remote = Remote::from_blob(meta.as_bytes())?;
         let piece = (mr_id.0, ptr.0, size.0, remote);
-        self.finish(py, self.one(py, Op::Write, conn_id, piece))
+        this.finish(py, this.one(py, Op::Write, conn_id, piece))
     }
 
     /// Reads from the peer's memory; True once every byte is here.
@@ -49,9 +50,10 @@ impl Endpoint {
         size: Word,
         meta: &Bound<'_, PyBytes>,
     ) -> PyResult<bool> {
+        let this = self.inside()?;
         let remote = Remote::from_blob(meta.as_bytes())?;
         let piece = (mr_id.0, ptr.0, size.0, remote);
-        self.finish(py, self.one(py, Op::Read, conn_id, piece))
+        this.finish(py, this.one(py, Op::Read, conn_id, piece))
     }
 
     /// Starts writing to the peer's memory.
@@ -64,9 +66,10 @@ impl Endpoint {
         size: Word,
         meta: &Bound<'_, PyBytes>,
     ) -> PyResult<(bool, u64)> {
+        let this = self.inside()?;
         let remote = Remote::from_blob(meta.as_bytes())?;
         let piece = (mr_id.0, ptr.0, size.0, remote);
-        Ok(self.keep(self.one(py, Op::Write, conn_id, piece)))
+        Ok(this.keep(this.one(py, Op::Write, conn_id, piece)))
     }
 
     /// Starts reading from the peer's memory.
@@ -79,9 +82,10 @@ impl Endpoint {
         size: Word,
         meta: &Bound<'_, PyBytes>,
     ) -> PyResult<(bool, u64)> {
+        let this = self.inside()?;
         let remote = Remote::from_blob(meta.as_bytes())?;
         let piece = (mr_id.0, ptr.0, size.0, remote);
-        Ok(self.keep(self.one(py, Op::Read, conn_id, piece)))
+        Ok(this.keep(this.one(py, Op::Read, conn_id, piece)))
     }
 
     /// Writes many pieces; True once every byte is there.
@@ -96,9 +100,10 @@ impl Endpoint {
         meta_blob_v: &Bound<'_, PyList>,
         num_iovs: Word,
     ) -> PyResult<bool> {
+        let this = self.inside()?;
         let lists = (mr_id_v, ptr_v, size_v, meta_blob_v, num_iovs);
-        let started = self.many(py, Op::Write, conn_id, lists)?;
-        self.finish(py, started)
+        let started = this.many(py, Op::Write, conn_id, lists)?;
+        this.finish(py, started)
     }
 
     /// Reads many pieces; True once every byte is here.
@@ -113,9 +118,10 @@ impl Endpoint {
         meta_blob_v: &Bound<'_, PyList>,
         num_iovs: Word,
     ) -> PyResult<bool> {
+        let this = self.inside()?;
         let lists = (mr_id_v, ptr_v, size_v, meta_blob_v, num_iovs);
-        let started = self.many(py, Op::Read, conn_id, lists)?;
-        self.finish(py, started)
+        let started = this.many(py, Op::Read, conn_id, lists)?;
+        this.finish(py, started)
     }
 
     /// Starts writing many pieces.
@@ -130,8 +136,9 @@ impl Endpoint {
         meta_blob_v: &Bound<'_, PyList>,
         num_iovs: Word,
     ) -> PyResult<(bool, u64)> {
+        let this = self.inside()?;
         let lists = (mr_id_v, ptr_v, size_v, meta_blob_v, num_iovs);
-        Ok(self.keep(self.many(py, Op::Write, conn_id, lists)?))
+        Ok(this.keep(this.many(py, Op::Write, conn_id, lists)?))
     }
 
     /// Starts reading many pieces.
@@ -146,8 +153,9 @@ impl Endpoint {
         meta_blob_v: &Bound<'_, PyList>,
         num_iovs: Word,
     ) -> PyResult<(bool, u64)> {
+        let this = self.inside()?;
         let lists = (mr_id_v, ptr_v, size_v, meta_blob_v, num_iovs);
-        Ok(self.keep(self.many(py, Op::Read, conn_id, lists)?))
+        Ok(this.keep(this.many(py, Op::Read, conn_id, lists)?))
     }
 
     /// Starts a transfer between lists of descriptors; `op_name` is "read" or "write". Lengths are those of the
@@ -160,6 +168,7 @@ impl Endpoint {
         local_desc_list: &Bound<'_, PyList>,
         remote_desc_list: &Bound<'_, PyList>,
     ) -> PyResult<(bool, u64)> {
+        let this = self.inside()?;
         let op = match op_name {
             "read" => Op::Read,
             "write" => Op::Write,
@@ -169,7 +178,7 @@ impl Endpoint {
                 )));
             }
         };
-        if self.connections.get(conn_id.0).is_none() {
+        if this.connections.get(conn_id.0).is_none() {
             return Err(PyRuntimeError::new_err(format!(
                 "Invalid conn_id: {}",
                 conn_id.0
@@ -186,11 +195,11 @@ impl Endpoint {
                 local.cast::<XferDesc>()?.borrow(),
                 remote.cast::<XferDesc>()?.borrow(),
             );
-            let memory = self
+            let memory = this
                 .memory
                 .get(local.mr_id)
                 .filter(|memory| memory.covers(local.addr, local.size))
-                .or_else(|| self.memory.find(local.addr, local.size))
+                .or_else(|| this.memory.find(local.addr, local.size))
                 .ok_or_else(|| {
                     PyRuntimeError::new_err(format!(
                         "{} bytes at {:#x} are not registered (mr_id {})",
@@ -204,12 +213,13 @@ impl Endpoint {
                 len: local.size,
             });
         }
-        Ok(self.keep(self.start(py, op, conn_id.0, pieces)))
+        Ok(this.keep(this.start(py, op, conn_id.0, pieces)))
     }
 
     /// Whether a transfer is fine, and whether it is done. One that failed is neither waited for nor asked about again.
-    fn poll_async(&self, py: Python<'_>, transfer_id: Word) -> (bool, bool) {
-        match py.detach(|| self.pending.poll(transfer_id.0)) {
+    fn poll_async(&self, py: Python<'_>, transfer_id: Word) -> PyResult<(bool, bool)> {
+        let this = self.inside()?;
+        Ok(match py.detach(|| this.pending.poll(transfer_id.0)) {
             Known::Done => (true, true),
             Known::InFlight => (true, false),
             Known::Failed(error) => {
@@ -217,13 +227,13 @@ impl Endpoint {
                 (false, true)
             }
             Known::Nothing => (false, true),
-        }
+        })
     }
 }
 
 type Lists<'a, 'py> = (Words, Words, Words, &'a Bound<'py, PyList>, Word);
 
-impl Endpoint {
+impl Inside {
     fn one(
         &self,
         py: Python<'_>,

@@ -6,7 +6,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
 use super::arguments::{Word, Words, bind, same_length};
 use super::descriptor::{BLOB, XferDesc, blob, key_words, take_u64};
-use super::endpoint::{Endpoint, failed, unknown};
+use super::endpoint::{Endpoint, Inside, failed, unknown};
 
 #[pymethods]
 impl Endpoint {
@@ -19,21 +19,23 @@ impl Endpoint {
         ptr: Word,
         size: Word,
         floatType: Option<&Bound<'_, PyAny>>,
-    ) -> (bool, u64) {
+    ) -> PyResult<(bool, u64)> {
+        let this = self.inside()?;
         let _ = floatType;
-        py.detach(|| self.register(ptr.0, size.0))
-            .map_or((false, 0), |id| (true, id))
+        let id = py.detach(|| this.register(ptr.0, size.0));
+        Ok(id.map_or((false, 0), |id| (true, id)))
     }
 
     /// Registers many; all or none.
     fn regv(&self, py: Python<'_>, ptrs: Words, sizes: Words) -> PyResult<(bool, Vec<u64>)> {
+        let this = self.inside()?;
         same_length(&[("sizes", sizes.0.len())], ptrs.0.len() as u64)?;
         Ok(py.detach(|| {
             let mut ids = Vec::with_capacity(ptrs.0.len());
             for (ptr, size) in ptrs.0.iter().zip(&sizes.0) {
-                let Some(id) = self.register(*ptr, *size) else {
+                let Some(id) = this.register(*ptr, *size) else {
                     ids.into_iter().for_each(|id| {
-                        self.memory.remove(id);
+                        this.memory.remove(id);
                     });
                     return (false, Vec::new());
                 };
@@ -44,8 +46,9 @@ impl Endpoint {
     }
 
     /// Ends a registration; False when there is none of that number.
-    fn dereg(&self, py: Python<'_>, mr_id: Word) -> bool {
-        py.detach(|| self.memory.remove(mr_id.0))
+    fn dereg(&self, py: Python<'_>, mr_id: Word) -> PyResult<bool> {
+        let this = self.inside()?;
+        Ok(py.detach(|| this.memory.remove(mr_id.0)))
     }
 
     /// Registers everything that has `data_ptr()`, `numel()` and `element_size()`, as tensors have.
@@ -54,6 +57,7 @@ impl Endpoint {
         py: Python<'_>,
         tensor_list: &Bound<'_, PyList>,
     ) -> PyResult<Vec<XferDesc>> {
+        let this = self.inside()?;
         let number = |tensor: &Bound<'_, PyAny>, method: &str| -> PyResult<u64> {
             let found = tensor
                 .call_method0(method)
@@ -67,8 +71,8 @@ impl Endpoint {
             let addr = number(&tensor, "data_ptr")?;
             let count = number(&tensor, "numel")?;
             let size = count.saturating_mul(number(&tensor, "element_size")?);
-            let id = py.detach(|| self.register(addr, size));
-            let memory = id.and_then(|id| self.memory.get(id));
+            let id = py.detach(|| this.register(addr, size));
+            let memory = id.and_then(|id| this.memory.get(id));
             let keys = memory.map(|memory| key_words(&memory.region.descriptor()));
             let (lkeys, rkeys) = keys.unwrap_or_default();
             descriptors.push(XferDesc {
@@ -84,9 +88,10 @@ impl Endpoint {
 
     /// Ends the registrations of descriptors.
     fn deregister_memory(&self, desc_list: &Bound<'_, PyList>) -> PyResult<()> {
+        let this = self.inside()?;
         for descriptor in desc_list.iter() {
             let id = descriptor.cast::<XferDesc>()?.borrow().mr_id;
-            if id != u64::MAX && !self.memory.remove(id) {
+            if id != u64::MAX && !this.memory.remove(id) {
                 unknown("registration", id);
             }
         }
@@ -128,12 +133,13 @@ impl Endpoint {
         args: &Bound<'py, PyTuple>,
         kwargs: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<(bool, Bound<'py, PyBytes>)> {
+        let this = self.inside()?;
         let values = bind(args, kwargs, "conn_id", &["mr_id", "ptr", "size"])?;
         let numbers: Vec<u64> = values
             .iter()
             .map(|value| Ok(value.extract::<Word>()?.0))
             .collect::<PyResult<_>>()?;
-        Ok(match self.describe(numbers[0], numbers[1], numbers[2]) {
+        Ok(match this.describe(numbers[0], numbers[1], numbers[2]) {
             Some(blob) => (true, PyBytes::new(py, &blob)),
             None => (false, PyBytes::new(py, b"")),
         })
@@ -147,6 +153,7 @@ impl Endpoint {
         args: &Bound<'py, PyTuple>,
         kwargs: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<(bool, Vec<Bound<'py, PyBytes>>)> {
+        let this = self.inside()?;
         let names = ["mr_id_v", "ptr_v", "size_v", "num_iovs"];
         let values = bind(args, kwargs, "conn_id", &names)?;
         let list = |at: usize| Ok::<_, PyErr>(values[at].extract::<Words>()?.0);
@@ -161,7 +168,7 @@ impl Endpoint {
         let mut ok = true;
         let mut blobs = Vec::with_capacity(ids.len());
         for ((id, ptr), size) in ids.into_iter().zip(ptrs).zip(sizes) {
-            let blob = self.describe(id, ptr, size);
+            let blob = this.describe(id, ptr, size);
             ok &= blob.is_some();
             blobs.push(PyBytes::new(py, &blob.unwrap_or([0; BLOB])));
         }
@@ -169,7 +176,7 @@ impl Endpoint {
     }
 }
 
-impl Endpoint {
+impl Inside {
     pub(super) fn register(&self, ptr: u64, size: u64) -> Option<u64> {
         let registered = self.memory.add(&self.session, ptr, size);
         registered

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 
 use super::arguments::{Word, Words, same_length};
-use super::endpoint::{Endpoint, failed, unknown};
+use super::endpoint::{Endpoint, Inside, failed, unknown};
 use super::memory::Memory;
 use super::pending::Started;
 
@@ -27,8 +27,9 @@ impl Endpoint {
         ptr: Word,
         size: Word,
     ) -> PyResult<bool> {
+        let this = self.inside()?;
         let rows = vec![(mr_id.0, ptr.0, size.0)];
-        self.finish(py, self.rows(py, Half::Send, conn_id.0, rows))
+        this.finish(py, this.rows(py, Half::Send, conn_id.0, rows))
     }
 
     /// Receives a message of at most `size` bytes.
@@ -40,8 +41,9 @@ impl Endpoint {
         ptr: Word,
         size: Word,
     ) -> PyResult<bool> {
+        let this = self.inside()?;
         let rows = vec![(mr_id.0, ptr.0, size.0)];
-        self.finish(py, self.rows(py, Half::Receive, conn_id.0, rows))
+        this.finish(py, this.rows(py, Half::Receive, conn_id.0, rows))
     }
 
     /// Starts sending a message.
@@ -52,9 +54,10 @@ impl Endpoint {
         mr_id: Word,
         ptr: Word,
         size: Word,
-    ) -> (bool, u64) {
+    ) -> PyResult<(bool, u64)> {
+        let this = self.inside()?;
         let rows = vec![(mr_id.0, ptr.0, size.0)];
-        self.keep(self.rows(py, Half::Send, conn_id.0, rows))
+        Ok(this.keep(this.rows(py, Half::Send, conn_id.0, rows)))
     }
 
     /// Starts receiving a message.
@@ -65,9 +68,10 @@ impl Endpoint {
         mr_id: Word,
         ptr: Word,
         size: Word,
-    ) -> (bool, u64) {
+    ) -> PyResult<(bool, u64)> {
+        let this = self.inside()?;
         let rows = vec![(mr_id.0, ptr.0, size.0)];
-        self.keep(self.rows(py, Half::Receive, conn_id.0, rows))
+        Ok(this.keep(this.rows(py, Half::Receive, conn_id.0, rows)))
     }
 
     /// Sends many messages.
@@ -80,8 +84,9 @@ impl Endpoint {
         size_v: Words,
         num_iovs: Word,
     ) -> PyResult<bool> {
+        let this = self.inside()?;
         let rows = rows(mr_id_v, data_ptr_v, size_v, num_iovs)?;
-        self.finish(py, self.rows(py, Half::Send, conn_id.0, rows))
+        this.finish(py, this.rows(py, Half::Send, conn_id.0, rows))
     }
 
     /// Receives many messages.
@@ -94,8 +99,9 @@ impl Endpoint {
         size_v: Words,
         num_iovs: Word,
     ) -> PyResult<bool> {
+        let this = self.inside()?;
         let rows = rows(mr_id_v, data_ptr_v, size_v, num_iovs)?;
-        self.finish(py, self.rows(py, Half::Receive, conn_id.0, rows))
+        this.finish(py, this.rows(py, Half::Receive, conn_id.0, rows))
     }
 
     /// Starts sending many messages.
@@ -108,8 +114,9 @@ impl Endpoint {
         size_v: Words,
         num_iovs: Word,
     ) -> PyResult<(bool, u64)> {
+        let this = self.inside()?;
         let rows = rows(mr_id_v, data_ptr_v, size_v, num_iovs)?;
-        Ok(self.keep(self.rows(py, Half::Send, conn_id.0, rows)))
+        Ok(this.keep(this.rows(py, Half::Send, conn_id.0, rows)))
     }
 
     /// Starts receiving many messages.
@@ -122,8 +129,9 @@ impl Endpoint {
         size_v: Words,
         num_iovs: Word,
     ) -> PyResult<(bool, u64)> {
+        let this = self.inside()?;
         let rows = rows(mr_id_v, data_ptr_v, size_v, num_iovs)?;
-        Ok(self.keep(self.rows(py, Half::Receive, conn_id.0, rows)))
+        Ok(this.keep(this.rows(py, Half::Receive, conn_id.0, rows)))
     }
 }
 
@@ -138,7 +146,7 @@ fn rows(ids: Words, ptrs: Words, sizes: Words, count: Word) -> PyResult<Vec<(u64
     Ok(rows.map(|((id, ptr), size)| (id, ptr, size)).collect())
 }
 
-impl Endpoint {
+impl Inside {
     /// Starts messages over rows of (registration, address, bytes).
     fn rows(
         &self,

@@ -113,12 +113,28 @@ static void on_lane(void *context, const tcpx_lane *lane)
     ++*(int *)context;
 }
 
-/* A child that was forked may free what it inherited and start a session of its own. */
-static void in_a_child(tcpx_session *session, tcpx_region *region, tcpx_peer *peer)
+/* A child that was forked may not use what it inherited, may free it, and may start a session of its own. */
+static void in_a_child(tcpx_session *session, tcpx_region *region, tcpx_peer *peer, tcpx_transfer *transfer)
 {
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
+        tcpx_state state;
+        tcpx_bytes bytes;
+        tcpx_peer *own;
+        CHECK(tcpx_session_check(session) == TCPX_ERROR_FORKED);
+        CHECK(strstr(tcpx_last_error(), "create a session in this process"));
+        CHECK(tcpx_session_notify(session, peer, "never", 5) == TCPX_ERROR_FORKED);
+        CHECK(tcpx_session_own_peer(session, &own) == TCPX_ERROR_FORKED);
+        CHECK(tcpx_session_connection_info(session, &bytes) == TCPX_ERROR_FORKED);
+        CHECK(tcpx_peer_connect(peer, WAIT_MS) == TCPX_ERROR_FORKED);
+        CHECK(!tcpx_peer_is_connected(peer));
+        CHECK(tcpx_region_deregister(region) == TCPX_ERROR_FORKED);
+        CHECK(tcpx_transfer_post(transfer) == TCPX_ERROR_FORKED);
+        CHECK(tcpx_transfer_poll(transfer, &state) == TCPX_ERROR_FORKED);
+        CHECK(tcpx_transfer_wait(transfer, WAIT_MS) == TCPX_ERROR_FORKED);
+        CHECK(tcpx_session_close(session) == TCPX_ERROR_FORKED);
+        tcpx_transfer_free(transfer);
         tcpx_peer_free(peer);
         tcpx_region_free(region);
         tcpx_session_free(session);
@@ -209,7 +225,6 @@ int main(void)
     OK(tcpx_devices_each(on_device, &devices));
     OK(tcpx_peer_each_lane(to_bob, on_lane, &lanes));
     CHECK(devices == 1 && lanes > 0);
-    in_a_child(alice, local, to_bob);
 
     /* WRITE of two pieces with a notification, polled; posted twice. */
     fill(here, SIZE, 1);
@@ -224,6 +239,9 @@ int main(void)
     CHECK(tcpx_transfer_bytes(write) == SIZE / 2);
     OK(tcpx_transfer_poll(write, &state));
     CHECK(state == TCPX_PREPARED);
+    for (int children = 0; children < 10; children++) {
+        in_a_child(alice, local, to_bob, write);
+    }
     for (int round = 0; round < 2; round++) {
         memset(there, 0, SIZE);
         OK(tcpx_transfer_post_with_notification(write, "a\0b", 3));

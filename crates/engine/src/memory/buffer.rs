@@ -88,6 +88,12 @@ impl Buffer {
         self.memory.span
     }
 
+    /// Watches the memory without keeping it alive.
+    #[cfg(test)]
+    pub(super) fn watch(&self) -> std::sync::Weak<impl Sized + use<>> {
+        Arc::downgrade(&self.memory)
+    }
+
     fn range(&self, offset: usize, len: usize) -> Span {
         self.memory.span.slice(offset, len).unwrap_or_else(|| {
             panic!(

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tcpx_net::InProcess;
 pub use tcpx_proto::descriptor::Memory as MemoryKind;
 use tcpx_proto::descriptor::{RegionDescriptor, RegionKey};
 
@@ -14,13 +15,13 @@ use crate::ids::MemId;
 /// through it: transfers that were using it fail.
 #[derive(Clone, Debug)]
 pub struct Region {
-    registration: Arc<Registration>,
+    registration: InProcess<Arc<Registration>>,
 }
 
 impl Region {
     pub(super) fn new(registration: Registration) -> Self {
         Self {
-            registration: Arc::new(registration),
+            registration: InProcess::new(Arc::new(registration)),
         }
     }
 
@@ -78,6 +79,7 @@ impl Region {
     /// # Errors
     /// It had already ended.
     pub fn deregister(&self) -> Result<(), Error> {
+        self.registration.check()?;
         if self.registration.end() {
             Ok(())
         } else {

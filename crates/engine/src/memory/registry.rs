@@ -37,8 +37,6 @@ pub(crate) struct Memory {
     live: AtomicBool,
     /// The memory that this is a part of, under a key of its own.
     part_of: Option<Arc<Memory>>,
-    /// Keeps the engine's own buffers alive while they are registered.
-    _owner: Option<Buffer>,
 }
 
 impl Memory {
@@ -67,6 +65,9 @@ pub(super) struct Registration {
     registry: Weak<Registry>,
     ended: AtomicBool,
     ending: Mutex<()>,
+    /// Keeps the engine's own buffer alive while it is registered. Belongs to the registration and
+    /// not to the memory: another registration of the range keeps it by other means, or by none.
+    _owner: Option<Buffer>,
 }
 
 impl Registration {
@@ -194,7 +195,6 @@ impl Registry {
                     descriptor,
                     live,
                     part_of: None,
-                    _owner: owner,
                 }),
                 0,
             )
@@ -206,6 +206,7 @@ impl Registry {
             registry: Arc::downgrade(self),
             ended: AtomicBool::new(false),
             ending: Mutex::new(Rank::Registration, ()),
+            _owner: owner,
         };
         Ok(Region::new(registration))
     }
@@ -225,7 +226,6 @@ impl Registry {
             descriptor,
             live: AtomicBool::new(true),
             part_of: Some(Arc::clone(whole)),
-            _owner: None,
         });
         self.by_key.write().insert(key, (Arc::clone(&memory), 1));
         memory
@@ -375,4 +375,39 @@ pub(crate) fn push_merged(spans: &mut Vec<Span>, span: Span) {
         return;
     }
     spans.push(span);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::session;
+    use crate::{Buffer, MemoryKind, Region, Session};
+
+    fn register_raw(session: &Session, buffer: &Buffer) -> Region {
+        let (address, len) = (buffer.address() as *mut u8, buffer.len());
+        // SAFETY: the caller drops the region before the last owner of the buffer.
+        unsafe { session.register_raw(address, len, MemoryKind::Host) }.unwrap()
+    }
+
+    /// Registrations of one range share its key, and each keeps its own buffer.
+    #[test]
+    fn each_registration_of_a_range_keeps_its_buffer() {
+        let session = session("alice");
+        for raw_first in [true, false] {
+            let buffer = Buffer::new(4096);
+            let memory = buffer.watch();
+            let (raw, region) = if raw_first {
+                let raw = register_raw(&session, &buffer);
+                (raw, session.register(&buffer).unwrap())
+            } else {
+                let region = session.register(&buffer).unwrap();
+                (register_raw(&session, &buffer), region)
+            };
+            assert_eq!(raw.descriptor(), region.descriptor());
+            raw.deregister().unwrap();
+            drop((raw, buffer));
+            assert!(memory.upgrade().is_some(), "the region is registered");
+            drop(region);
+            assert!(memory.upgrade().is_none(), "nobody uses the buffer");
+        }
+    }
 }

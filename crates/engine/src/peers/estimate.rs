@@ -23,6 +23,14 @@ pub struct Estimate {
     pub margin: Duration,
 }
 
+impl Estimate {
+    /// Of a transfer that does not happen.
+    pub(crate) const NONE: Self = Self {
+        duration: Duration::ZERO,
+        margin: Duration::ZERO,
+    };
+}
+
 /// A smoothed value and its mean deviation, as TCP smooths its round trip.
 #[derive(Clone, Copy, Debug)]
 struct Smoothed {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tcpx_net::Span;
+use tcpx_net::{InProcess, Span};
 use tcpx_proto::frame::MAX_NOTIFICATION_BYTES;
 use tcpx_proto::info::ConnectionInfo;
 
@@ -29,8 +29,10 @@ use crate::transfer::{Limits, Op, Plan, deadline};
 /// A session: registers memory, knows peers, makes transfers. Clones are handles to the same
 /// session; it closes with [`Session::close`], or in the same way with the last handle.
 ///
-/// A process that was forked has no use of a session that its parent has made: it makes its own. What it inherited it may drop,
-/// which leaves the parent's alone.
+/// A forked child makes a session of its own. Every call on a handle that it has inherited, of a
+/// session, peer, region or transfer, fails at once with [`Error::Forked`]; calls that cannot fail
+/// find nothing and do nothing, and those that tell what never changes tell it. Dropping a handle is
+/// free there. The child keeps no connection and no port of its parent, whose session goes on.
 ///
 /// ```
 /// use std::time::Duration;
@@ -64,7 +66,7 @@ use crate::transfer::{Limits, Op, Plan, deadline};
 /// ```
 #[derive(Clone)]
 pub struct Session {
-    handle: Arc<Handle>,
+    handle: InProcess<Arc<Handle>>,
 }
 
 impl Session {
@@ -76,11 +78,10 @@ impl Session {
     pub fn new(config: Config) -> Result<Self, Error> {
         let (core, threads) = driver::start(config)?;
         Ok(Self {
-            handle: Arc::new(Handle {
+            handle: InProcess::new(Arc::new(Handle {
                 core,
                 threads: Mutex::new(Rank::Session, threads),
-                process: std::process::id(),
-            }),
+            })),
         })
     }
 
@@ -116,14 +117,15 @@ impl Session {
     /// # Errors
     /// The bytes are no connection info, or the session is closed.
     pub fn add_peer(&self, info: &[u8]) -> Result<Peer, Error> {
+        let core = self.core_here()?;
         let info = ConnectionInfo::decode(info).map_err(Error::BadConnectionInfo)?;
-        Ok(self.peer_of(self.core().add_peer(info)?))
+        Ok(self.peer_of(core.add_peer(info)?))
     }
 
     /// The peer of that name: one that was added, one that connected to us, or the session itself.
     #[must_use]
     pub fn peer(&self, name: &str) -> Option<Peer> {
-        Some(self.peer_of(self.core().find_peer(name)?))
+        Some(self.peer_of(self.core_here().ok()?.find_peer(name)?))
     }
 
     /// The peer that stands for this session itself.
@@ -135,8 +137,11 @@ impl Session {
     /// Every peer that was added or has connected to us.
     #[must_use]
     pub fn peers(&self) -> Vec<Peer> {
-        let own = self.core().id();
-        let peers = self.core().all_peers().into_iter();
+        let Ok(core) = self.core_here() else {
+            return Vec::new();
+        };
+        let own = core.id();
+        let peers = core.all_peers().into_iter();
         peers
             .filter(|p| p.id != own)
             .map(|p| self.peer_of(p))
@@ -148,7 +153,7 @@ impl Session {
     /// # Errors
     /// There is no peer of that name.
     pub fn remove_peer(&self, name: &str) -> Result<(), Error> {
-        self.core().remove_peer(name)
+        self.core_here()?.remove_peer(name)
     }
 
     /// As [`Session::remove_peer`], for exactly this peer: one that has taken its name stays.
@@ -156,7 +161,7 @@ impl Session {
     /// # Errors
     /// The peer was removed before.
     pub fn remove(&self, peer: &Peer) -> Result<(), Error> {
-        self.core().remove(&peer.shared)
+        self.core_with(peer)?.remove(&peer.shared)
     }
 
     /// The next peer that has connected to us.
@@ -164,7 +169,7 @@ impl Session {
     /// # Errors
     /// None came within `timeout`, or the session was closed.
     pub fn accept(&self, timeout: Duration) -> Result<Peer, Error> {
-        Ok(self.peer_of(self.core().accept(timeout)?))
+        Ok(self.peer_of(self.core_here()?.accept(timeout)?))
     }
 
     /// Registers a buffer, which the registration keeps alive.
@@ -172,7 +177,7 @@ impl Session {
     /// # Errors
     /// The buffer is empty, or the session is closed.
     pub fn register(&self, buffer: &Buffer) -> Result<Region, Error> {
-        self.core().check_open()?;
+        self.core_here()?.check_open()?;
         let owner = Some(buffer.clone());
         self.add_region(buffer.span(), MemoryKind::Host, owner)
     }
@@ -195,7 +200,7 @@ impl Session {
         len: usize,
         kind: MemoryKind,
     ) -> Result<Region, Error> {
-        self.core().check_open()?;
+        self.core_here()?.check_open()?;
         // SAFETY: the caller promises what `Span::new` asks for until the registration ends, and the
         // registry makes sure that no span of it is used afterwards.
         let span = unsafe { Span::new(address, len) };
@@ -214,7 +219,7 @@ impl Session {
         peer: &Peer,
         segments: impl IntoIterator<Item = Segment<'a>>,
     ) -> Result<Transfer, Error> {
-        let core = self.core();
+        let core = self.core_with(peer)?;
         core.check_open()?;
         let pieces = core.resolve(segments)?;
         let link = peer.shared.link();
@@ -239,7 +244,7 @@ impl Session {
         len: usize,
         tag: u64,
     ) -> Result<Transfer, Error> {
-        let core = self.core();
+        let core = self.core_with(peer)?;
         core.check_open()?;
         let (span, memory) = core.slice(source, len)?;
         let send = TaggedSend::new(core.context(), tag, span, &memory);
@@ -264,7 +269,7 @@ impl Session {
         len: usize,
         tag: u64,
     ) -> Result<Transfer, Error> {
-        let core = self.core();
+        let core = self.core_with(peer)?;
         core.check_open()?;
         let (span, memory) = core.slice(target, len)?;
         let receive = TaggedReceive::new(tag, span, memory);
@@ -280,16 +285,18 @@ impl Session {
     /// # Errors
     /// The message is too long, or the peer is not reachable by any means.
     pub fn notify(&self, peer: &Peer, message: &[u8]) -> Result<(), Error> {
-        self.core().check_open()?;
+        let core = self.core_with(peer)?;
+        core.check_open()?;
         check_message(message)?;
         peer.shared
-            .start(self.core(), Waiting::Notification(message.to_vec()))
+            .start(core, Waiting::Notification(message.to_vec()))
     }
 
     /// Takes every notification that has arrived, oldest first. Never waits.
     #[must_use]
     pub fn notifications(&self) -> Vec<Notification> {
-        self.core().inbox.take_all()
+        self.core_here()
+            .map_or_else(|_| Vec::new(), |core| core.inbox.take_all())
     }
 
     /// Waits for the next notification.
@@ -297,7 +304,7 @@ impl Session {
     /// # Errors
     /// None came within `timeout`, or the session is closed and there is none left.
     pub fn wait_notification(&self, timeout: Duration) -> Result<Notification, Error> {
-        let core = self.core();
+        let core = self.core_here()?;
         core.inbox.take_one(deadline(timeout)).ok_or_else(|| {
             let what = "a notification";
             let late = Error::Timeout {
@@ -318,11 +325,35 @@ impl Session {
     /// session, tagged messages included, are not waited for: those that are still in flight after that fail here and at the
     /// peers.
     pub fn close(&self) {
-        self.handle.close();
+        if self.handle.is_current() {
+            self.handle.close();
+        }
+    }
+
+    /// Whether calls may succeed. Never waits, and takes no lock: layers that hold locks of their own
+    /// ask before they take one.
+    ///
+    /// # Errors
+    /// The session is closed, or belongs to another process.
+    pub fn check(&self) -> Result<(), Error> {
+        self.core_here()?.check_open()
     }
 
     pub(crate) fn core(&self) -> &Arc<SessionCore> {
         &self.handle.core
+    }
+
+    /// The inside, unless the session belongs to another process: then its locks may be held for
+    /// ever.
+    fn core_here(&self) -> Result<&Arc<SessionCore>, Error> {
+        self.handle.check()?;
+        Ok(self.core())
+    }
+
+    /// As [`Session::core_here`], for what also uses a peer.
+    fn core_with(&self, peer: &Peer) -> Result<&Arc<SessionCore>, Error> {
+        peer.check()?;
+        self.core_here()
     }
 
     fn add_region(
@@ -336,9 +367,10 @@ impl Session {
     }
 
     fn peer_of(&self, shared: Arc<PeerShared>) -> Peer {
+        let process = self.handle.process();
         Peer {
-            shared,
-            core: Arc::clone(self.core()),
+            shared: InProcess::of(process, shared),
+            core: InProcess::of(process, Arc::clone(self.core())),
         }
     }
 }
@@ -366,15 +398,10 @@ pub(crate) fn check_message(message: &[u8]) -> Result<(), Error> {
 struct Handle {
     core: Arc<SessionCore>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// The process whose threads these are.
-    process: u32,
 }
 
 impl Handle {
     fn close(&self) {
-        if self.process != std::process::id() {
-            return;
-        }
         // Held to the end: a second caller returns when the session is closed, too.
         let mut threads = self.threads.lock();
         if self.core.begin_close() {

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tcpx_net::InProcess;
+
 use crate::error::{Error, LostCause};
 use crate::link::LaneInfo;
 use crate::peers::{PeerShared, SessionCore};
@@ -10,8 +12,8 @@ use crate::peers::{PeerShared, SessionCore};
 /// A remote session, or this one itself. Clones are handles to the same peer.
 #[derive(Clone)]
 pub struct Peer {
-    pub(crate) shared: Arc<PeerShared>,
-    pub(crate) core: Arc<SessionCore>,
+    pub(crate) shared: InProcess<Arc<PeerShared>>,
+    pub(crate) core: InProcess<Arc<SessionCore>>,
 }
 
 impl Peer {
@@ -24,7 +26,7 @@ impl Peer {
     /// Whether a connection is there now.
     #[must_use]
     pub fn is_connected(&self) -> bool {
-        self.shared.link().is_some()
+        self.core.is_current() && self.shared.link().is_some()
     }
 
     /// Connects now rather than with the first transfer. Returns at once when a connection is there; either
@@ -34,12 +36,16 @@ impl Peer {
     /// The peer cannot be reached, refuses us, or `timeout` runs out first (the attempt then goes
     /// on by itself).
     pub fn connect(&self, timeout: Duration) -> Result<(), Error> {
+        self.check()?;
         self.shared.connect(&self.core, timeout)
     }
 
     /// Ends all connections to the peer; its transfers fail, also those that wait for a connection. A later
     /// transfer connects anew.
     pub fn disconnect(&self) {
+        if !self.core.is_current() {
+            return;
+        }
         let error = Error::PeerLost {
             peer: self.name().to_owned(),
             cause: LostCause::Disconnected,
@@ -50,6 +56,9 @@ impl Peer {
     /// The lanes of the current connection; none when there is no connection.
     #[must_use]
     pub fn lanes(&self) -> Vec<LaneInfo> {
+        if !self.core.is_current() {
+            return Vec::new();
+        }
         let link = self.shared.link();
         link.map_or_else(Vec::new, |link| link.lane_infos())
     }
@@ -67,6 +76,7 @@ impl Peer {
     /// # Errors
     /// The peer is not connected, has no such lane, or does not answer within `timeout`.
     pub fn round_trip(&self, lane: usize, timeout: Duration) -> Result<Duration, Error> {
+        self.check()?;
         let link = self
             .shared
             .link()
@@ -76,6 +86,11 @@ impl Peer {
             self.shared.measured_round_trip(rtt);
         }
         Ok(rtt)
+    }
+
+    /// Refuses a call in a process that was forked.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        Ok(self.core.check()?)
     }
 }
 

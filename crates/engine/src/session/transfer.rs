@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use tcpx_net::InProcess;
+
 use super::check_message;
 use super::peer::Peer;
 use crate::error::Error;
@@ -20,7 +22,7 @@ const PATIENT_LOOKS: u32 = 4;
 /// A transfer. Dropping it releases it: what is in flight is aborted, without waiting.
 pub struct Transfer {
     peer: Peer,
-    kind: Kind,
+    kind: InProcess<Kind>,
     /// Polls that found the transfer still in flight.
     fruitless: AtomicU32,
 }
@@ -56,8 +58,8 @@ impl Transfer {
 
     fn new(peer: Peer, kind: Kind) -> Self {
         Self {
+            kind: InProcess::of(peer.core.process(), kind),
             peer,
-            kind,
             fruitless: AtomicU32::new(0),
         }
     }
@@ -82,9 +84,12 @@ impl Transfer {
         self.start(After::Notify(message.into()))
     }
 
-    /// Where the transfer stands. Never waits; it may move bytes itself, so that a caller who polls
+    /// Where the transfer stands: failed in a forked child. Never waits; it may move bytes itself, so that a caller who polls
     /// does not pay for another thread's wake-up.
     pub fn poll(&self) -> TransferState {
+        if !self.kind.is_current() {
+            return TransferState::Failed;
+        }
         let Some(active) = self.active() else {
             return TransferState::Prepared;
         };
@@ -109,6 +114,7 @@ impl Transfer {
     /// Why it failed; that it was aborted; that it was never posted; or that `timeout` ran out, in
     /// which case it goes on.
     pub fn wait(&self, timeout: Duration) -> Result<(), Error> {
+        self.kind.check()?;
         let Some(active) = self.active() else {
             return Err(Error::NotPosted);
         };
@@ -140,6 +146,9 @@ impl Transfer {
     /// the peer until the state is [`TransferState::Aborted`]. A transfer that ends as aborted does not deliver
     /// its notification; one whose notification was already on its way ends as done.
     pub fn abort(&self) {
+        if !self.kind.is_current() {
+            return;
+        }
         match self.active() {
             None => {}
             Some(Active::Run(run)) => self.abort_run(&run),
@@ -151,13 +160,16 @@ impl Transfer {
     /// Why the transfer failed, if it did.
     #[must_use]
     pub fn error(&self) -> Option<Error> {
+        if let Err(forked) = self.kind.check() {
+            return Some(forked.into());
+        }
         self.active()?.completion().error()
     }
 
     /// Bytes that it moves.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        match &self.kind {
+        match &*self.kind {
             Kind::OneSided { plan, .. } => plan.bytes,
             Kind::Send(send) => send.message.source.len() as u64,
             Kind::Receive(receive) => receive.target.len() as u64,
@@ -167,7 +179,7 @@ impl Transfer {
     /// Bytes of the message that a tagged receive got; 0 until it is known.
     #[must_use]
     pub fn received(&self) -> u64 {
-        match &self.kind {
+        match &*self.kind {
             Kind::Receive(receive) => receive.received.load(Ordering::Relaxed),
             _ => 0,
         }
@@ -176,11 +188,15 @@ impl Transfer {
     /// How long a posting is going to take, judged by earlier transfers to the same peer.
     #[must_use]
     pub fn estimate(&self) -> Estimate {
+        if !self.kind.is_current() {
+            return Estimate::NONE;
+        }
         self.peer.shared.estimate(self.bytes())
     }
 
     fn start(&self, after: After) -> Result<(), Error> {
-        let (plan, current) = match &self.kind {
+        self.kind.check()?;
+        let (plan, current) = match &*self.kind {
             Kind::OneSided { plan, run } => (plan, run),
             Kind::Send(_) => return Err(Error::NotRepostable("send")),
             Kind::Receive(_) => return Err(Error::NotRepostable("receive")),
@@ -222,7 +238,7 @@ impl Transfer {
     }
 
     fn active(&self) -> Option<Active> {
-        match &self.kind {
+        match &*self.kind {
             Kind::OneSided { run, .. } => run.lock().clone().map(Active::Run),
             Kind::Send(send) => Some(Active::Send(Arc::clone(send))),
             Kind::Receive(receive) => Some(Active::Receive(Arc::clone(receive))),
@@ -294,9 +310,12 @@ impl Drop for Transfer {
 
 impl std::fmt::Debug for Transfer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let state = self
-            .active()
-            .map_or(TransferState::Prepared, |a| a.completion().state());
+        let state = if self.kind.is_current() {
+            self.active()
+                .map_or(TransferState::Prepared, |a| a.completion().state())
+        } else {
+            TransferState::Failed
+        };
         f.debug_struct("Transfer")
             .field("peer", &self.peer.name())
             .field("bytes", &self.bytes())

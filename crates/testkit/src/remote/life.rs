@@ -45,6 +45,26 @@ impl RemoteProcess {
         std::fs::read_dir(files).map_or(0, Iterator::count)
     }
 
+    /// Its sockets and other unnamed descriptors that a program which it executes would keep.
+    #[must_use]
+    pub fn kept_on_exec(&self) -> Vec<String> {
+        const CLOEXEC: u32 = 0o2_000_000;
+        let process = format!("/proc/{}", self.pid().as_raw_nonzero());
+        let files = std::fs::read_dir(format!("{process}/fd")).into_iter();
+        let kept = files.flatten().flatten().filter_map(|file| {
+            let number = file.file_name().into_string().ok()?;
+            let what = std::fs::read_link(file.path()).ok()?.display().to_string();
+            let info = std::fs::read_to_string(format!("{process}/fdinfo/{number}")).ok()?;
+            let flags = info.lines().find_map(|line| line.strip_prefix("flags:"))?;
+            let flags = u32::from_str_radix(flags.trim(), 8).ok()?;
+            let is_ours = ["socket:", "anon_inode:"]
+                .iter()
+                .any(|w| what.starts_with(w));
+            (is_ours && flags & CLOEXEC == 0).then(|| format!("{number}: {what}"))
+        });
+        kept.collect()
+    }
+
     /// Kills it, as `kill -9` does.
     pub fn kill(&self) {
         self.signal(Signal::KILL);

@@ -4,6 +4,7 @@
 mod closing;
 mod connect;
 mod failure;
+mod insiders;
 mod network;
 mod notify;
 mod tagged;

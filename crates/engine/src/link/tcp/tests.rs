@@ -312,3 +312,25 @@ fn notifications_that_wait_for_a_connection_are_limited() {
     alice.notify(&to_bob, b"there is room again").unwrap();
     to_bob.disconnect();
 }
+
+/// Otherwise what the peer has sent before would keep its answers from being heard.
+#[test]
+fn a_session_that_closes_is_not_held_up_by_what_its_application_has_not_read() {
+    let pair = frugal_pair();
+    let ours = connection(pair.alice.core());
+    let mut sent = 0;
+    wait_until("she is not listening", || {
+        sent += usize::from(pair.bob.notify(&pair.to_alice, &[7; 10_000]).is_ok());
+        ours.lanes[0].is_paused()
+    });
+    pair.alice.notify(&pair.to_bob, b"before the end").unwrap();
+    pair.alice.close();
+    assert!(!ours.lanes[0].is_paused());
+    assert_eq!(
+        pair.bob.wait_notification(LONG).unwrap().message,
+        b"before the end"
+    );
+    // What she had before she can still read.
+    let heard = pair.alice.notifications().len();
+    assert!(heard > 0 && heard <= sent, "{heard} of {sent}");
+}

@@ -233,10 +233,7 @@ impl Link for Local {
 
     fn notify(&self, _transfer: u64, message: &[u8]) {
         if let Some(above) = self.above.upgrade() {
-            let from = Arc::new(Origin {
-                name: above.name().to_owned(),
-                claim: None,
-            });
+            let from = Origin::new(above.name(), None);
             above.notified(&from, message.to_vec(), None);
         }
     }

@@ -10,7 +10,7 @@ pub(crate) mod tcp;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tcpx_net::Stream;
@@ -192,16 +192,36 @@ pub(crate) trait Above: Send + Sync {
 /// Who sent a notification.
 pub(crate) struct Origin {
     pub(crate) name: String,
-    /// What a peer that connected to us has said and shown of itself; none of one that has proven who
-    /// it is.
-    pub(crate) claim: Option<Established>,
+    /// What a peer that connected to us has said and shown of itself; none of one that we have
+    /// connected to, which has proven who it is.
+    claim: Option<Established>,
+    /// The claim was found to be true by an info that was loaded.
+    is_proven: AtomicBool,
 }
 
 impl Origin {
-    /// Whether this is the session that the info is of.
-    pub(crate) fn is(&self, info: &ConnectionInfo) -> bool {
+    pub(crate) fn new(name: &str, claim: Option<Established>) -> Arc<Self> {
+        Arc::new(Self {
+            name: name.to_owned(),
+            is_proven: AtomicBool::new(claim.is_none()),
+            claim,
+        })
+    }
+
+    /// Checks whether this is the session that the info is of.
+    pub(crate) fn is_owned_by(&self, info: &ConnectionInfo) -> bool {
         let claim = self.claim.as_ref();
-        claim.is_none_or(|claim| claim.is_owned_by(info))
+        let is_owned = claim.is_some_and(|claim| claim.is_owned_by(info));
+        if is_owned {
+            self.is_proven.store(true, Ordering::Relaxed);
+        }
+        is_owned
+    }
+
+    /// Whether this is the session of that name: by this info, which is being loaded, or by an earlier
+    /// one.
+    pub(crate) fn is_genuine(&self, info: &ConnectionInfo) -> bool {
+        self.is_proven.load(Ordering::Relaxed) || self.is_owned_by(info)
     }
 }
 

@@ -73,7 +73,7 @@ impl Inbox {
     pub(crate) fn forget_impostors(&self, info: &ConnectionInfo) {
         let name = info.name().as_str();
         let mut messages = self.messages.lock();
-        messages.retain(|message| message.from.name != name || message.from.is(info));
+        messages.retain(|message| message.from.name != name || message.from.is_genuine(info));
     }
 
     /// Those who wait are told that they wait in vain.

@@ -502,6 +502,27 @@ mod tests {
     }
 
     #[test]
+    fn what_a_session_has_sent_is_not_lost_when_another_takes_its_proven_name() {
+        let (alice, bob, other) = (session("alice"), session("bob"), session("bob"));
+        let to_alice = bob.add_peer(&alice.connection_info()).unwrap();
+        to_alice.connect(LONG).unwrap();
+        // The first comes before its name is proven.
+        for message in [b"1", b"2"] {
+            bob.notify(&to_alice, message).unwrap();
+            // Answered once it is delivered.
+            to_alice.round_trip(0, LONG).unwrap();
+            alice.add_peer(&bob.connection_info()).unwrap();
+        }
+        alice.add_peer(&other.connection_info()).unwrap();
+        let heard = alice.notifications();
+        let heard: Vec<_> = heard
+            .iter()
+            .map(|n| (n.from.as_str(), &n.message[..]))
+            .collect();
+        assert_eq!(heard, [("bob", &b"1"[..]), ("bob", b"2")]);
+    }
+
+    #[test]
     fn a_peer_that_comes_often_is_accepted_once_and_not_after_it_was_removed() {
         let (alice, bob) = (session("alice"), session("bob"));
         let to_bob = alice.add_peer(&bob.connection_info()).unwrap();

@@ -115,10 +115,8 @@ impl Connection {
         lanes: Vec<Lane>,
     ) -> Arc<Self> {
         let own_window = context.config.window();
-        let origin = Arc::new(Origin {
-            name: above.name().to_owned(),
-            claim: established.owner.is_some().then(|| established.clone()),
-        });
+        let claim = established.owner.is_some().then(|| established.clone());
+        let origin = Origin::new(above.name(), claim);
         let connection = Arc::new_cyclic(|this| Self {
             this: this.clone(),
             own_window,
@@ -212,7 +210,7 @@ impl Connection {
         });
     }
 
-    fn not_reading(&self, queued: usize) -> Error {
+    fn behind(&self, queued: usize) -> Error {
         Error::PeerBehind {
             peer: self.above.name().to_owned(),
             queued,
@@ -373,15 +371,17 @@ impl Link for Connection {
             header.encode(out);
             out.extend_from_slice(message);
         });
-        pushed.map_err(|queued| self.not_reading(queued))?;
+        pushed.map_err(|queued| self.behind(queued))?;
         self.send_control();
         Ok(())
     }
 
     fn check_keeps_up(&self) -> Result<(), Error> {
-        let limit = self.context.quota.of_a_peer();
-        let pushed = self.lanes[0].try_push_control(limit, |_| {});
-        pushed.map_err(|queued| self.not_reading(queued))
+        let queued = self.lanes[0].books.lock().lane.queued();
+        if queued > self.context.quota.of_a_peer() {
+            return Err(self.behind(queued));
+        }
+        Ok(())
     }
 
     fn announce(&self, message: &Announcement) {
@@ -459,7 +459,7 @@ impl Link for Connection {
     }
 
     fn is_owned_by(&self, info: &ConnectionInfo) -> bool {
-        self.established.is_owned_by(info)
+        self.origin.is_owned_by(info)
     }
 
     fn let_go(&self, run: &Arc<Run>) {

@@ -458,8 +458,11 @@ nixl::Status Engine::genNotif(const std::string &agent, const std::string &messa
         if (!peer) {
             return nixl::NOT_FOUND;
         }
-        return reported("cannot send a notification",
-                        tcpx_session_notify(session_.get(), peer.get(), message.data(), message.size()));
+        const auto result =
+            tcpx_session_notify(session_.get(), peer.get(), message.data(), message.size());
+        const auto answer = reported("cannot send a notification", result);
+        // The peer does not keep up; no transfer is in question.
+        return result == TCPX_ERROR_BUSY ? nixl::NOT_ALLOWED : answer;
     });
 }
 

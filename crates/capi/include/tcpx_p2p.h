@@ -45,7 +45,7 @@ typedef enum {
     TCPX_ERROR_NOT_FOUND = 2,
     // The state of the object forbids the call.
     TCPX_ERROR_NOT_ALLOWED = 3,
-    // The transfer is still in flight.
+    // Not now: the transfer is still in flight, or the peer does not keep up. Try again later.
     TCPX_ERROR_BUSY = 4,
     // The caller's own time limit ran out; nothing was cancelled.
     TCPX_ERROR_TIMEOUT = 5,
@@ -401,7 +401,8 @@ tcpx_status tcpx_session_recv(const tcpx_session *session,
                               tcpx_transfer **transfer);
 
 // Sends a message on its own; it is queued when this returns. Messages to one peer arrive in order. An
-// empty message is legal.
+// empty message is legal. TCPX_ERROR_BUSY where the peer does not keep up, and a quarter of queue_bytes
+// waits to be sent to it: nothing was sent then, try again later.
 tcpx_status tcpx_session_notify(const tcpx_session *session,
                                 const tcpx_peer *peer,
                                 const void *message,
@@ -432,8 +433,11 @@ const char *tcpx_version(void);
 // posted again at no set-up cost. Tagged sends and receives are posted when they are made.
 tcpx_status tcpx_transfer_post(const tcpx_transfer *transfer);
 
-// As tcpx_transfer_post; the peer receives `message` once every byte is in place, exactly once, and
-// not at all if the transfer fails. The message may be empty.
+// As tcpx_transfer_post; the peer receives `message` once every byte is in place, exactly once if the
+// transfer ends as done while the connection lives, and not at all if it fails. A transfer that fails
+// with TCPX_ERROR_DISCONNECTED may have delivered its message, where only the last acknowledgement was
+// lost; the message is never delivered twice for one posting. It may be empty. TCPX_ERROR_BUSY as for
+// tcpx_session_notify.
 tcpx_status tcpx_transfer_post_with_notification(const tcpx_transfer *transfer,
                                                  const void *message,
                                                  size_t message_len);

@@ -18,7 +18,7 @@ pub enum tcpx_status {
     TCPX_ERROR_NOT_FOUND = 2,
     /// The state of the object forbids the call.
     TCPX_ERROR_NOT_ALLOWED = 3,
-    /// The transfer is still in flight.
+    /// Not now: the transfer is still in flight, or the peer does not keep up. Try again later.
     TCPX_ERROR_BUSY = 4,
     /// The caller's own time limit ran out; nothing was cancelled.
     TCPX_ERROR_TIMEOUT = 5,

@@ -146,8 +146,11 @@ pub unsafe extern "C" fn tcpx_transfer_post(transfer: *const tcpx_transfer) -> t
     ffi::call(|| Ok(borrow!(transfer)?.transfer.post()?))
 }
 
-/// As tcpx_transfer_post; the peer receives `message` once every byte is in place, exactly once, and
-/// not at all if the transfer fails. The message may be empty.
+/// As tcpx_transfer_post; the peer receives `message` once every byte is in place, exactly once if the
+/// transfer ends as done while the connection lives, and not at all if it fails. A transfer that fails
+/// with TCPX_ERROR_DISCONNECTED may have delivered its message, where only the last acknowledgement was
+/// lost; the message is never delivered twice for one posting. It may be empty. TCPX_ERROR_BUSY as for
+/// tcpx_session_notify.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_transfer_post_with_notification(
     transfer: *const tcpx_transfer,

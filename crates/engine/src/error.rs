@@ -57,7 +57,7 @@ pub enum ErrorKind {
     NotFound,
     /// The state of the object forbids the call.
     NotAllowed,
-    /// The transfer is still in flight.
+    /// Not now: the transfer is still in flight, or the peer does not keep up. Try again later.
     Busy,
     /// The caller's own time limit ran out; nothing was cancelled.
     Timeout,
@@ -203,7 +203,20 @@ pub enum Error {
     #[error("a tagged {0} is posted when it is made and cannot be posted again")]
     NotRepostable(&'static str),
 
-    /// The notification is longer than the protocol carries.
+    /// So much waits to be sent to the peer that it takes no more for now. Typical causes: the
+    /// peer's application does not take its notifications, or the network is slow. Try again later.
+    #[error(
+        "peer {peer:?} does not keep up: {queued} bytes of messages wait to be sent to it (limit: a \
+         quarter of TCPX_QUEUE_BYTES)"
+    )]
+    PeerBehind {
+        /// The peer.
+        peer: String,
+        /// Bytes that wait.
+        queued: usize,
+    },
+
+    /// The notification is longer than a session keeps of one peer.
     #[error("a notification of {len} bytes is over the limit of {max}")]
     NotificationTooLong {
         /// Bytes given.
@@ -351,7 +364,7 @@ impl Error {
             Self::Plugin(_) | Self::PluginBroke(_) => ErrorKind::Environment,
             Self::UnknownPeer(_) => ErrorKind::NotFound,
             Self::RegionDeregistered(_) | Self::NotRepostable(_) => ErrorKind::NotAllowed,
-            Self::TransferActive => ErrorKind::Busy,
+            Self::TransferActive | Self::PeerBehind { .. } => ErrorKind::Busy,
             Self::NotPosted => ErrorKind::NotAllowed,
             Self::MessageTruncated { .. } => ErrorKind::Truncated,
             Self::Incompatible { .. } => ErrorKind::NotSupported,

@@ -89,6 +89,16 @@ impl Poller {
         )?)
     }
 
+    /// Reports the source once when it takes something to write, whatever there is to read.
+    ///
+    /// # Errors
+    /// The source is not here (it was closed or removed).
+    pub fn arm_for_writing(&self, source: impl AsFd, token: u64) -> io::Result<()> {
+        let flags = epoll::EventFlags::ONESHOT | epoll::EventFlags::OUT;
+        let data = epoll::EventData::new_u64(token);
+        Ok(epoll::modify(&self.epoll, source, data, flags)?)
+    }
+
     /// Forgets a source.
     pub fn remove(&self, source: impl AsFd) {
         // Fails only when the source is not here, which is what was asked for.
@@ -165,7 +175,7 @@ impl Waker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
+    use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
 
     fn wait(poller: &Poller) -> Vec<Event> {
@@ -192,6 +202,21 @@ mod tests {
         assert_eq!(wait(&poller), [Event::Ready(7)]);
         poller.remove(&far);
         assert!(poller.arm(&far, 7, false).is_err());
+    }
+
+    #[test]
+    fn a_source_that_is_armed_for_writing_does_not_report_what_there_is_to_read() {
+        let poller = Poller::new().unwrap();
+        let (mut near, far) = UnixStream::pair().unwrap();
+        far.set_nonblocking(true).unwrap();
+        while (&far).write(&[0; 4096]).is_ok() {}
+        poller.add(&far, 7).unwrap();
+        near.write_all(b"x").unwrap();
+        poller.arm_for_writing(&far, 7).unwrap();
+        assert_eq!(wait(&poller), []);
+        near.set_nonblocking(true).unwrap();
+        while near.read(&mut [0; 4096]).is_ok() {}
+        assert_eq!(wait(&poller), [Event::Ready(7)]);
     }
 
     #[test]

@@ -21,8 +21,10 @@
 //!
 //! Every WRITE chunk is settled by exactly one Ack or WriteError, every READ chunk by exactly one
 //! Data or ReadError. Each names its chunk, so that the answers may come in any order. What a peer
-//! makes a lane keep is bounded: at most `own_window` unanswered requests and as many chunks that
-//! it was not told the end of. More is a [`Violation`].
+//! makes a lane keep is bounded: at most `own_window` unanswered requests, as many chunks that it was
+//! not told the end of, and [`MAX_PINGS`] unanswered pings. More is a [`Violation`]. Each side keeps
+//! its own number of each below the limit of the other, so that honest sides never break one and
+//! neither has to stop reading: two sides that both did would wait for each other for ever.
 
 mod landing;
 mod silence;
@@ -178,6 +180,9 @@ pub enum Violation {
         /// What it was allowed.
         window: usize,
     },
+    /// It has more pings in flight than it was allowed. Typical cause: it does not read.
+    #[error("it has more than {MAX_PINGS} unanswered pings on one lane")]
+    TooManyPings,
     /// It set comms up on a lane that is in use.
     #[error("it set comms up on a lane that is in use")]
     LateComm,
@@ -236,6 +241,14 @@ pub struct Lane<O: Offer, A> {
     own_window: usize,
     /// Encoded frames without a chunk.
     control: Vec<u8>,
+    /// Bytes of `control` that [`Lane::push_owed`] has queued. ≤ control.len()
+    owed: usize,
+    /// Pings of ours that the peer has not answered. ≤ MAX_PINGS
+    pings: usize,
+    /// Pings of the peer whose answers were not encoded by [`Lane::encode_urgent`]. ≤ MAX_PINGS
+    unanswered: usize,
+    /// Their answers in `control`. ≤ unanswered
+    pongs: usize,
     /// At most `own_window`, since `unsettled` is.
     replies: VecDeque<Reply>,
     /// The peer's WRITE chunks that it was not told the end of. ≤ own_window
@@ -262,6 +275,9 @@ pub struct Remains<O: Offer> {
 /// are next. Offers that others have emptied do not count: each is looked at once and then gone.
 const MAX_LOOKS: usize = 64;
 
+/// Pings that either side may have unanswered on one lane.
+pub const MAX_PINGS: usize = 1024;
+
 /// Room that an idle control buffer keeps: a long notification must not leave its size behind.
 const CONTROL_BYTES: usize = 64 << 10;
 
@@ -277,6 +293,10 @@ impl<O: Offer, A> Lane<O, A> {
             lanes: lanes.max(1),
             own_window,
             control: Vec::new(),
+            owed: 0,
+            pings: 0,
+            unanswered: 0,
+            pongs: 0,
             replies: VecDeque::new(),
             unsettled: 0,
             answers: VecDeque::new(),
@@ -306,15 +326,48 @@ impl<O: Offer, A> Lane<O, A> {
         }
     }
 
-    /// Queues a ping behind the replies for everything that has landed so far.
-    pub fn push_mark(&mut self, token: u64) {
+    /// Queues a frame that names no chunk, as [`Lane::push_control`] does, and counts it. Returns the
+    /// bytes of such frames that wait to leave: for those that a peer causes and cannot be refused.
+    pub fn push_owed(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> usize {
+        let before = self.control.len();
+        self.push_control(encode);
+        self.owed += self.control.len() - before;
+        self.owed
+    }
+
+    /// Queues a ping; false where the peer has so many to answer that it would not allow another.
+    #[must_use]
+    pub fn push_ping(&mut self, token: u64) -> bool {
+        // The last one is kept for the mark before the end.
+        if self.closed || self.pings >= MAX_PINGS - 1 {
+            return false;
+        }
+        self.pings += 1;
+        Header::new(Kind::Ping, token).encode(&mut self.control);
+        true
+    }
+
+    /// Queues the answer to a ping of the peer.
+    pub fn push_pong(&mut self, token: u64) {
         if self.closed {
             return;
         }
+        self.pongs += 1;
+        Header::new(Kind::Pong, token).encode(&mut self.control);
+    }
+
+    /// Queues a ping behind the replies for everything that has landed so far; as [`Lane::push_ping`].
+    #[must_use]
+    pub fn push_mark(&mut self, token: u64) -> bool {
+        if self.closed || self.pings >= MAX_PINGS {
+            return false;
+        }
         let mut control = core::mem::take(&mut self.control);
         self.encode_replies(&mut control);
+        self.pings += 1;
         Header::new(Kind::Ping, token).encode(&mut control);
         self.control = control;
+        true
     }
 
     /// Says what a frame of the peer means, and settles the chunk that it settles.
@@ -348,8 +401,16 @@ impl<O: Offer, A> Lane<O, A> {
             Kind::WriteError | Kind::ReadError => self
                 .settle(id, header.kind)
                 .map(|chunk| Meaning::Refused(chunk, status)),
-            Kind::Ping => Ok(Meaning::Ping(header.transfer)),
-            Kind::Pong => Ok(Meaning::Pong(header.transfer)),
+            Kind::Ping if self.unanswered >= MAX_PINGS => Err(Violation::TooManyPings),
+            Kind::Ping => {
+                self.unanswered += 1;
+                Ok(Meaning::Ping(header.transfer))
+            }
+            Kind::Pong => {
+                // One that nobody has asked for is harmless: only the peer answers for the limit.
+                self.pings = self.pings.saturating_sub(1);
+                Ok(Meaning::Pong(header.transfer))
+            }
             Kind::Notify | Kind::Send | Kind::SendDone | Kind::Goodbye => Ok(Meaning::Message),
             Kind::Comm => Err(Violation::LateComm),
         }
@@ -404,6 +465,9 @@ impl<O: Offer, A> Lane<O, A> {
         if !self.control.is_empty() {
             out.append(&mut self.control);
             self.control.shrink_to(CONTROL_BYTES);
+            self.owed = 0;
+            self.unanswered -= self.pongs;
+            self.pongs = 0;
         }
         self.encode_replies(out);
     }
@@ -535,6 +599,12 @@ impl<O: Offer, A> Lane<O, A> {
         self.replies.len()
     }
 
+    /// Bytes of frames without a chunk that wait to leave.
+    #[must_use]
+    pub fn queued(&self) -> usize {
+        self.control.len()
+    }
+
     /// Whether something waits to be sent.
     #[must_use]
     pub fn has_work(&self) -> bool {
@@ -560,6 +630,7 @@ impl<O: Offer, A> Lane<O, A> {
     pub fn close(&mut self) -> Remains<O> {
         self.closed = true;
         self.control = Vec::new();
+        (self.owed, self.pongs) = (0, 0);
         self.replies.clear();
         self.answers.clear();
         self.load = 0;

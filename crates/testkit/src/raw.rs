@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use tcpx_proto::handshake::{
     Client, ClientConfig, Established, HandshakeError, Identity, LaneHello, Offer,
@@ -48,6 +49,27 @@ pub fn shout(stream: &mut TcpStream, bytes: &[u8]) {
     let _ = stream.write_all(bytes);
 }
 
+/// Writes `block` again and again, `total` bytes in all, and reads nothing. Gives up when the other side
+/// takes nothing for a while or closes; returns how many bytes it has taken.
+///
+/// # Panics
+/// When the socket cannot be set up.
+pub fn flood(stream: &mut TcpStream, block: &[u8], total: usize) -> usize {
+    let patience = Some(Duration::from_millis(500));
+    stream.set_write_timeout(patience).expect("a valid time");
+    let mut taken = 0;
+    while taken < total {
+        // In the middle of a block if the last write was short: frames stay whole.
+        let at = taken % block.len();
+        match stream.write(&block[at..]) {
+            Ok(count) => taken += count,
+            Err(_) => break,
+        }
+    }
+    stream.set_write_timeout(Some(GUARD)).expect("a valid time");
+    taken
+}
+
 /// Who a raw socket says it is, and which lane of how many.
 #[derive(Clone, Debug)]
 pub struct Stranger {
@@ -57,7 +79,7 @@ pub struct Stranger {
     pub id: [u8; 16],
     /// The number of its connection.
     pub connection: u64,
-    /// How many lanes it promises; only the first one comes.
+    /// How many lanes it promises; those come that shake hands.
     pub lanes: u16,
     /// What it offers and requires.
     pub offer: Offer,
@@ -79,6 +101,10 @@ impl Stranger {
     /// When it promises no lanes.
     #[must_use]
     pub fn client(&self, target: &ConnectionInfo) -> Client {
+        self.client_of_lane(target, 0)
+    }
+
+    fn client_of_lane(&self, target: &ConnectionInfo, lane: u16) -> Client {
         let window = NonZeroU32::new(16).expect("not zero");
         Client::new(ClientConfig {
             identity: Identity {
@@ -87,7 +113,8 @@ impl Stranger {
                 secret: Secret::new([0x66; 32]),
             },
             target,
-            lane: LaneHello::new(self.connection, 0, self.lanes, window).expect("lane 0"),
+            lane: LaneHello::new(self.connection, lane, self.lanes, window)
+                .expect("one of its lanes"),
             offer: self.offer,
             nonce: [0x66; 32],
         })
@@ -105,7 +132,23 @@ impl Stranger {
         stream: &mut TcpStream,
         target: &ConnectionInfo,
     ) -> Result<Established, HandshakeError> {
-        let mut client = self.client(target);
+        self.shake_hands_on_lane(stream, target, 0)
+    }
+
+    /// As [`Stranger::shake_hands`], for any of its lanes.
+    ///
+    /// # Errors
+    /// What either side had against it.
+    ///
+    /// # Panics
+    /// When the other side does not answer, or there is no such lane.
+    pub fn shake_hands_on_lane(
+        &self,
+        stream: &mut TcpStream,
+        target: &ConnectionInfo,
+        lane: u16,
+    ) -> Result<Established, HandshakeError> {
+        let mut client = self.client_of_lane(target, lane);
         let mut received = Vec::new();
         loop {
             while let Some(bytes) = client.poll_transmit() {

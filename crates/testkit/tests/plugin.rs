@@ -485,6 +485,8 @@ fn notifications_do_not_overtake_payload_for_ever() {
         // So slow that payload is still waiting when the stream is full, and the peer reads no more of that before it has come.
         const LEN: usize = 64 << 20;
         let setup = setup(7).with("lanes", 1).with("chunk_bytes", "4M");
+        // Nobody reads the notifications meanwhile.
+        let setup = setup.with("queue_bytes", "256M");
         let slow = [("DELAY_US", "20000")];
         let stage = Stage::new(
             process("alice", &setup, &slow),

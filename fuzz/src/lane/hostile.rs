@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tcpx_proto::frame::{HEADER_BYTES, Header, Kind, Status};
-use tcpx_proto::lane::{Chunk, ChunkId, Lane, Meaning, Op, Transmit, Violation};
+use tcpx_proto::lane::{Chunk, ChunkId, Lane, MAX_PINGS, Meaning, Op, Transmit, Violation};
 
 use super::{Rooms, Run, decode, windows};
 
@@ -16,6 +16,7 @@ struct Books {
     landing: Vec<ChunkId>,
     replies: usize,
     unanswered: usize,
+    pings: usize,
 }
 
 /// Feeds frames until one of them breaks the protocol, which then must end the connection.
@@ -30,6 +31,7 @@ pub(super) fn check(data: &[u8]) {
         landing: Vec::new(),
         replies: 0,
         unanswered: 0,
+        pings: 0,
     };
     for (op, transfer) in [(Op::Write, 1), (Op::Read, 2)] {
         assert!(lane.offer(Run::new(op, transfer, 12)).is_ok());
@@ -129,6 +131,12 @@ fn is_due(
         }
         Ok(Meaning::Message | Meaning::Ping(_) | Meaning::Pong(_)) => {
             assert!(header.kind as u8 >= Kind::Notify as u8);
+            books.pings += usize::from(header.kind == Kind::Ping);
+            assert!(books.pings <= MAX_PINGS);
+        }
+        Err(Violation::TooManyPings) => {
+            assert_eq!((header.kind, books.pings), (Kind::Ping, MAX_PINGS));
+            return false;
         }
         Err(Violation::NotInFlight { .. }) => {
             assert!(!ours.contains_key(&id));

@@ -155,8 +155,9 @@ impl Side {
     fn say(&mut self, mark: bool) {
         self.said += 1;
         if mark {
-            self.sent.push_back(Turn::Mark(self.said));
-            self.lane.push_mark(self.said);
+            if self.lane.push_mark(self.said) {
+                self.sent.push_back(Turn::Mark(self.said));
+            }
         } else {
             self.sent.push_back(Turn::Note(self.said));
             let note = Header::new(Kind::Notify, self.said);
@@ -169,7 +170,6 @@ impl Side {
         let Some(header) = self.inbox.pop_front() else {
             return false;
         };
-        let pong = Header::new(Kind::Pong, header.transfer);
         match self.lane.handle_frame(&header).expect("an honest peer") {
             Meaning::Write(id) => self.copy(Turn::Write(id)),
             Meaning::Data(piece) => {
@@ -188,7 +188,7 @@ impl Side {
                 self.settle(piece.id);
             }
             Meaning::Message => self.arrive(Turn::Note(header.transfer)),
-            Meaning::Ping(0) => self.lane.push_control(|out| pong.encode(out)),
+            Meaning::Ping(0) => self.lane.push_pong(0),
             Meaning::Ping(token) => self.arrive(Turn::Mark(token)),
             Meaning::Pong(_) => {}
         }
@@ -230,8 +230,7 @@ impl Side {
                 Turn::Data(piece) => self.settle(piece.id),
                 Turn::Note(_) => {}
                 Turn::Mark(token) => {
-                    let pong = Header::new(Kind::Pong, token);
-                    self.lane.push_control(|out| pong.encode(out));
+                    self.lane.push_pong(token);
                 }
             }
         }
@@ -319,8 +318,8 @@ pub(super) fn check(data: &[u8]) {
                 }
             }
             Action::Ping => {
-                let ping = Header::new(Kind::Ping, 0);
-                side.lane.push_control(|out| ping.encode(out));
+                // Refused where the peer has too many to answer.
+                let _ = side.lane.push_ping(0);
             }
         }
         sides.iter().for_each(Side::check);

@@ -20,7 +20,7 @@ class NotAllowedError(Error):
 
 
 class BusyError(Error):
-    """The transfer is still in flight."""
+    """Not now: the transfer is still in flight, or the peer does not keep up. Try again later."""
 
 
 class TimeoutError(Error, builtins.TimeoutError):

@@ -20,6 +20,7 @@ pub(crate) mod comm;
 pub(crate) mod staged;
 pub(crate) mod stream;
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use tcpx_net::{Cursor, Span};
@@ -64,8 +65,8 @@ impl Outgoing {
 /// Whose memory is to be let go.
 #[derive(Clone, Copy)]
 pub(crate) enum LetGo<'a> {
-    /// Everything that was revoked.
-    Revoked,
+    /// Everything that was revoked, with what may be copied of answers to the peer.
+    Revoked(&'a Allowance),
     /// The local memory of a run that is being aborted.
     Aborted(&'a Arc<Run>),
 }
@@ -73,11 +74,56 @@ pub(crate) enum LetGo<'a> {
 impl LetGo<'_> {
     pub(crate) fn hits(self, payload: &Outgoing) -> bool {
         match (self, payload) {
-            (Self::Revoked, Outgoing::Chunk(chunk)) => chunk.run.plan.revoked().is_some(),
-            (Self::Revoked, Outgoing::Answer { grant, .. }) => grant.has_dead_memory(),
+            (Self::Revoked(_), Outgoing::Chunk(chunk)) => chunk.run.plan.revoked().is_some(),
+            (Self::Revoked(_), Outgoing::Answer { grant, .. }) => grant.has_dead_memory(),
             (Self::Aborted(run), Outgoing::Chunk(chunk)) => Arc::ptr_eq(&chunk.run, run),
             (Self::Aborted(_), Outgoing::Answer { .. }) => false,
         }
+    }
+
+    /// Whether `bytes` of a payload that has begun may be copied, so that it can be completed without
+    /// its memory. Where not, the connection ends. The length of an answer is the peer's choice; that
+    /// of our own chunks is a setting.
+    pub(crate) fn may_copy(self, payload: &Outgoing, bytes: usize) -> bool {
+        match (self, payload) {
+            (Self::Revoked(allowance), Outgoing::Answer { .. }) => allowance.take(bytes),
+            _ => true,
+        }
+    }
+}
+
+/// How much of the answers to a peer may be in copies, on all lanes of a connection together, when
+/// their memory is revoked: a few calls' worth on each of many lanes.
+const MAX_COPIED_BYTES: usize = 16 << 20;
+
+/// What may still be copied of the answers to a peer while memory is revoked.
+pub(crate) struct Allowance {
+    left: Cell<usize>,
+    /// Bytes that were not allowed.
+    refused: Cell<Option<usize>>,
+}
+
+impl Allowance {
+    pub(crate) fn new() -> Self {
+        Self {
+            left: Cell::new(MAX_COPIED_BYTES),
+            refused: Cell::new(None),
+        }
+    }
+
+    /// Counts bytes that are copied, or were and have not left; says whether there may be so many.
+    pub(crate) fn take(&self, bytes: usize) -> bool {
+        let left = self.left.get().checked_sub(bytes);
+        match left {
+            Some(left) => self.left.set(left),
+            None => self.refused.set(self.refused.get().or(Some(bytes))),
+        }
+        left.is_some()
+    }
+
+    /// The bytes that were too many, if some were: the connection must end.
+    pub(crate) fn refused(&self) -> Option<usize> {
+        self.refused.get()
     }
 }
 
@@ -165,9 +211,9 @@ pub(crate) trait SendCarrier: Send {
     }
 
     /// Stops using the memory of the payloads that `which` names. What has begun is completed from a
-    /// copy: the rest of a payload that travels behind its frame may be appended to `rest`, and this
-    /// carrier then has nothing more of that frame. Waits for copies under way, and a plugin's comm for
-    /// its outstanding requests, for a bounded time.
+    /// copy, as far as [`LetGo::may_copy`] allows it: the rest of a payload that travels behind its frame
+    /// may be appended to `rest`, and this carrier then has nothing more of that frame. Waits for copies
+    /// under way, and a plugin's comm for its outstanding requests, for a bounded time.
     ///
     /// # Errors
     /// The memory is no longer used, but the connection must end.

@@ -57,10 +57,12 @@ impl SendCarrier for StreamSend {
         let Some(payload) = self.current.take_if(|payload| which.hits(payload)) else {
             return Ok(());
         };
-        let mut filled = rest.len();
-        rest.resize(filled + self.left, 0);
-        for span in self.at.rest(payload.place().spans) {
-            filled += span.copy_to(&mut rest[filled..]);
+        if which.may_copy(&payload, self.left) {
+            let mut filled = rest.len();
+            rest.resize(filled + self.left, 0);
+            for span in self.at.rest(payload.place().spans) {
+                filled += span.copy_to(&mut rest[filled..]);
+            }
         }
         self.over = Some(payload);
         Ok(())

@@ -52,6 +52,7 @@ struct Values {
     plugin_version: Held<u32>,
     staging: Held<StagingKind>,
     staging_bytes: Held<usize>,
+    queue_bytes: Held<usize>,
     peer_timeout: Held<Duration>,
     connect_timeout: Held<Duration>,
     spin: Held<Duration>,
@@ -216,6 +217,12 @@ impl Config {
     #[must_use]
     pub fn staging_bytes(&self) -> usize {
         self.values.staging_bytes.value
+    }
+
+    /// The most memory that peers can make the session keep for them.
+    #[must_use]
+    pub fn queue_bytes(&self) -> usize {
+        self.values.queue_bytes.value
     }
 
     /// How bytes travel.

@@ -113,6 +113,14 @@ impl Config {
         self.put(&rows::STAGING_BYTES, bytes)
     }
 
+    /// Sets the most memory that peers can make the session keep for them.
+    ///
+    /// # Errors
+    /// The number is out of range.
+    pub fn with_queue_bytes(self, bytes: usize) -> Result<Self, ConfigError> {
+        self.put(&rows::QUEUE_BYTES, bytes)
+    }
+
     /// Sets how long a peer with work outstanding may make no progress.
     ///
     /// # Errors

@@ -79,6 +79,11 @@ impl ControlLoop {
                     Command::Stop => stop = true,
                 }
             }
+            if self.core.parts.control.take_resume() {
+                for link in self.core.context().links() {
+                    link.hand_over();
+                }
+            }
             let plugged = std::mem::take(&mut *self.plugged.lock());
             for plugged in plugged {
                 self.plugged(plugged);

@@ -219,11 +219,13 @@ impl Worker {
             if let Some(entry) = self.lanes.lock().get_mut(&active.token) {
                 entry.attended = active.attended;
             }
-            if self
-                .poller
-                .arm(lane.stream(), active.token, lane.is_blocked())
-                .is_err()
-            {
+            let armed = match (lane.is_paused(), lane.is_blocked()) {
+                // Whoever ends the pause calls.
+                (true, false) => Ok(()),
+                (true, true) => self.poller.arm_for_writing(lane.stream(), active.token),
+                (false, is_blocked) => self.poller.arm(lane.stream(), active.token, is_blocked),
+            };
+            if armed.is_err() {
                 // The connection has ended and was removed.
                 return false;
             }

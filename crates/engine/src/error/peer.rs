@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tcpx_proto::frame::FrameError;
 use tcpx_proto::frame::comm::SetupError;
@@ -59,6 +60,50 @@ pub enum LostCause {
     /// failed.
     #[error("the peer connected anew")]
     Reconnected,
+
+    /// The peer was reading memory that was deregistered, and more of the answers had not left than
+    /// is copied for it (16 MiB a connection). Typical causes: the peer reads slowly, or in very
+    /// large chunks. Tell peers before memory is taken back, or let them connect anew.
+    #[error(
+        "it was reading memory that was deregistered, and {bytes} bytes of an answer had not left"
+    )]
+    Revoked {
+        /// Bytes that were to be copied when too many were.
+        bytes: usize,
+    },
+
+    /// The peer does not read the answers and notifications that are sent to it. Typical causes: it
+    /// is stopped, or it is no tcpx session. Look at the peer.
+    #[error("it does not read: {bytes} bytes of answers and notifications wait to be sent to it")]
+    NotReading {
+        /// Bytes that wait.
+        bytes: usize,
+    },
+
+    /// The peer has sent as many notifications, or tagged messages without a receive, as this session
+    /// keeps of one peer, and the application has taken none for half of `TCPX_PEER_TIMEOUT`. Take
+    /// notifications as they come, or raise `TCPX_QUEUE_BYTES`.
+    #[error(
+        "nobody here has taken its notifications or tagged messages for {after:?}, and a quarter \
+         of TCPX_QUEUE_BYTES is full of them"
+    )]
+    NotTaken {
+        /// How long nothing was taken.
+        after: Duration,
+    },
+
+    /// The peer sent a notification that is longer than this session keeps. Raise
+    /// `TCPX_QUEUE_BYTES` here, or send less at once.
+    #[error(
+        "a notification of {bytes} bytes is longer than the {max} that the session keeps of one \
+         peer (a quarter of TCPX_QUEUE_BYTES)"
+    )]
+    NotificationTooLong {
+        /// Bytes that keeping it takes.
+        bytes: usize,
+        /// Bytes that are kept.
+        max: usize,
+    },
 
     /// A connection was made, and had ended when the caller of
     /// [`Peer::connect`](crate::Peer::connect) looked. Look at the peer's log, or connect again.

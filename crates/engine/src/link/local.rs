@@ -9,7 +9,7 @@ use tcpx_cuda::Device;
 use tcpx_net::{Cursor, Span, Store, copy_spans};
 use tcpx_proto::frame::{Header, Kind, Status, Table};
 
-use super::{Above, Context, Link, Mark};
+use super::{Above, Context, Link, Mark, Origin};
 use crate::error::Error;
 use crate::memory::{Copier, Refusal, one_device};
 use crate::sync::{Mutex, Rank};
@@ -233,13 +233,14 @@ impl Link for Local {
 
     fn notify(&self, _transfer: u64, message: &[u8]) {
         if let Some(above) = self.above.upgrade() {
-            above.notified(message.to_vec());
+            let from = Origin::new(above.name(), None);
+            above.notified(&from, message.to_vec(), None);
         }
     }
 
     fn announce(&self, message: &Announcement) {
         if let Some(above) = self.above.upgrade() {
-            above.announced(self.link(), message.arrival());
+            above.announced(self.link(), message.arrival(), None);
         }
     }
 

@@ -5,17 +5,20 @@
 //! share as [`Context`].
 
 pub(crate) mod local;
+mod quota;
 pub(crate) mod tcp;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tcpx_net::Stream;
 use tcpx_proto::frame::Status;
+use tcpx_proto::handshake::Established;
 use tcpx_proto::info::ConnectionInfo;
 
+pub(crate) use self::quota::{Held, Quota, Share, longest_notification};
 use crate::config::Config;
 use crate::error::Error;
 use crate::memory::{Registry, Staging, Users};
@@ -45,8 +48,25 @@ pub(crate) trait Link: Send + Sync {
     /// Starts a run.
     fn submit(&self, run: &Arc<Run>);
 
-    /// Sends a notification, of a transfer or (0) on its own.
+    /// Sends a notification, of a transfer or (0) on its own, whatever waits to leave.
     fn notify(&self, transfer: u64, message: &[u8]);
+
+    /// Sends a notification on its own.
+    ///
+    /// # Errors
+    /// So much waits to leave that the peer does not keep up; nothing is sent.
+    fn try_notify(&self, message: &[u8]) -> Result<(), Error> {
+        self.notify(0, message);
+        Ok(())
+    }
+
+    /// Looks whether the peer keeps up with what is sent to it.
+    ///
+    /// # Errors
+    /// As [`Link::try_notify`].
+    fn check_keeps_up(&self) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// Announces a tagged message.
     fn announce(&self, message: &Announcement);
@@ -147,11 +167,14 @@ pub(crate) trait Above: Send + Sync {
     /// What the peer is called.
     fn name(&self) -> &str;
 
+    /// What the peer may make the session keep.
+    fn share(&self) -> &Arc<Share>;
+
     /// A notification has arrived.
-    fn notified(&self, message: Vec<u8>);
+    fn notified(&self, from: &Arc<Origin>, message: Vec<u8>, held: Option<Held>);
 
     /// A tagged message was announced.
-    fn announced(&self, link: Arc<dyn Link>, arrival: Arrival);
+    fn announced(&self, link: Arc<dyn Link>, arrival: Arrival, held: Option<Held>);
 
     /// A tagged message of ours has ended at the peer.
     fn sent(&self, transfer: u64, error: Option<Error>);
@@ -166,6 +189,42 @@ pub(crate) trait Above: Send + Sync {
     fn lost(&self, link: &Arc<dyn Link>, error: &Error);
 }
 
+/// Who sent a notification.
+pub(crate) struct Origin {
+    pub(crate) name: String,
+    /// What a peer that connected to us has said and shown of itself; none of one that we have
+    /// connected to, which has proven who it is.
+    claim: Option<Established>,
+    /// The claim was found to be true by an info that was loaded.
+    is_proven: AtomicBool,
+}
+
+impl Origin {
+    pub(crate) fn new(name: &str, claim: Option<Established>) -> Arc<Self> {
+        Arc::new(Self {
+            name: name.to_owned(),
+            is_proven: AtomicBool::new(claim.is_none()),
+            claim,
+        })
+    }
+
+    /// Checks whether this is the session that the info is of.
+    pub(crate) fn is_owned_by(&self, info: &ConnectionInfo) -> bool {
+        let claim = self.claim.as_ref();
+        let is_owned = claim.is_some_and(|claim| claim.is_owned_by(info));
+        if is_owned {
+            self.is_proven.store(true, Ordering::Relaxed);
+        }
+        is_owned
+    }
+
+    /// Whether this is the session of that name: by this info, which is being loaded, or by an earlier
+    /// one.
+    pub(crate) fn is_genuine(&self, info: &ConnectionInfo) -> bool {
+        self.is_proven.load(Ordering::Relaxed) || self.is_owned_by(info)
+    }
+}
+
 /// The session's control thread, as links know it.
 pub(crate) trait Control: Send + Sync {
     /// Makes sure that somebody watches over work that was just started.
@@ -173,6 +232,10 @@ pub(crate) trait Control: Send + Sync {
 
     /// Asks for a link that has ended to be taken apart.
     fn reap(&self, link: Arc<dyn Link>);
+
+    /// Asks for lanes to be driven that were paused for want of room. May be called with any lock
+    /// held.
+    fn resume(&self);
 }
 
 /// A thread that drives lanes, as they know it.
@@ -217,6 +280,9 @@ pub(crate) trait Driven: Send + Sync {
     /// Whether something is under way of which nobody will be told.
     fn is_staging(&self) -> bool;
 
+    /// Whether nothing is read from the stream until somebody calls.
+    fn is_paused(&self) -> bool;
+
     /// Whether the peer cannot move before whoever looks at this lane leaves the core.
     fn needs_this_core(&self) -> bool;
 }
@@ -243,6 +309,8 @@ pub(crate) struct Context {
     pub(crate) registry: Arc<Registry>,
     pub(crate) staging: Staging,
     pub(crate) copies: Copies,
+    /// What peers may make the session keep.
+    pub(crate) quota: Arc<Quota>,
     pub(crate) control: Arc<dyn Control>,
     /// Every link to another process that may touch memory: also those that have ended, or whose peer was
     /// removed, and that are not taken apart yet.
@@ -258,6 +326,7 @@ impl Context {
         control: Arc<dyn Control>,
     ) -> Arc<Self> {
         let context = Arc::new(Self {
+            quota: Quota::new(config.queue_bytes(), Arc::clone(&control)),
             config,
             registry,
             staging,

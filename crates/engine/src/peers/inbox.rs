@@ -1,24 +1,46 @@
 //! Notifications that have arrived.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use tcpx_proto::info::ConnectionInfo;
+
+use crate::link::{Held, Origin};
 use crate::sync::{Condvar, Mutex, Rank};
 
 /// A message from a peer: sent on its own, or with a transfer and then delivered once the transfer
 /// is complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notification {
-    /// The name of the sending session.
+    /// The name of the sending session. That of a session whose connection info is loaded is proven;
+    /// otherwise it is what a session that knows this one's connection info calls itself.
     pub from: String,
     /// The message; any bytes, possibly none.
     pub message: Vec<u8>,
 }
 
+/// A notification that nobody has taken.
+struct Arrived {
+    from: Arc<Origin>,
+    message: Vec<u8>,
+    /// Given back as soon as it is taken.
+    _held: Option<Held>,
+}
+
+impl From<Arrived> for Notification {
+    fn from(arrived: Arrived) -> Self {
+        Self {
+            from: arrived.from.name.clone(),
+            message: arrived.message,
+        }
+    }
+}
+
 /// Notifications in order of arrival.
 pub(crate) struct Inbox {
-    messages: Mutex<VecDeque<Notification>>,
+    messages: Mutex<VecDeque<Arrived>>,
     arrived: Condvar,
     /// Nothing more arrives.
     closed: AtomicBool,
@@ -33,16 +55,25 @@ impl Inbox {
         }
     }
 
-    pub(crate) fn push(&self, from: &str, message: Vec<u8>) {
-        self.messages.lock().push_back(Notification {
-            from: from.to_owned(),
+    pub(crate) fn push(&self, from: &Arc<Origin>, message: Vec<u8>, held: Option<Held>) {
+        self.messages.lock().push_back(Arrived {
+            from: Arc::clone(from),
             message,
+            _held: held,
         });
         self.arrived.notify_one();
     }
 
     pub(crate) fn take_all(&self) -> Vec<Notification> {
-        std::mem::take(&mut *self.messages.lock()).into()
+        let arrived = std::mem::take(&mut *self.messages.lock());
+        arrived.into_iter().map(Notification::from).collect()
+    }
+
+    /// Drops what came under the name of a session from somebody who has not proven to be it.
+    pub(crate) fn forget_impostors(&self, info: &ConnectionInfo) {
+        let name = info.name().as_str();
+        let mut messages = self.messages.lock();
+        messages.retain(|message| message.from.name != name || message.from.is_genuine(info));
     }
 
     /// Those who wait are told that they wait in vain.
@@ -58,13 +89,13 @@ impl Inbox {
         let mut messages = self.messages.lock();
         loop {
             if let Some(message) = messages.pop_front() {
-                return Some(message);
+                return Some(message.into());
             }
             if self.closed.load(Ordering::Relaxed) {
                 return None;
             }
             if self.arrived.wait_until(&mut messages, deadline).timed_out() {
-                return messages.pop_front();
+                return messages.pop_front().map(Notification::from);
             }
         }
     }

@@ -14,6 +14,8 @@ pub(crate) struct Mailbox {
     /// None once the thread has ended: what nobody will carry out is not kept, it may hold the session.
     commands: Mutex<Option<Vec<Command>>>,
     waker: Waker,
+    /// Lanes that were paused may go on.
+    resume: AtomicBool,
     /// The thread sleeps without a limit: whoever starts work wakes it, so that it watches over that.
     dozing: AtomicBool,
 }
@@ -33,6 +35,7 @@ impl Mailbox {
         Self {
             commands: Mutex::new(Rank::Control, Some(Vec::new())),
             waker: poller.waker(),
+            resume: AtomicBool::new(false),
             dozing: AtomicBool::new(false),
         }
     }
@@ -50,6 +53,11 @@ impl Mailbox {
     /// Makes the thread look at what else there is.
     pub(crate) fn wake(&self) {
         self.waker.wake();
+    }
+
+    /// Says whether lanes that were paused are to be driven, once for all that was asked.
+    pub(crate) fn take_resume(&self) -> bool {
+        self.resume.load(Ordering::SeqCst) && self.resume.swap(false, Ordering::SeqCst)
     }
 
     /// Says whether the thread is about to sleep without a limit.
@@ -92,5 +100,10 @@ impl Control for Mailbox {
     /// Once the thread has ended, whoever closes the session takes links apart.
     fn reap(&self, link: Arc<dyn Link>) {
         self.push(Command::Reap(link));
+    }
+
+    fn resume(&self) {
+        self.resume.store(true, Ordering::SeqCst);
+        self.waker.wake();
     }
 }

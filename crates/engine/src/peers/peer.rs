@@ -10,7 +10,7 @@ use super::estimate::{Estimate, Measured};
 use super::shared::SessionCore;
 use super::tagged::{self, Tagged, TaggedSend};
 use crate::error::{Error, LostCause, Misbehaviour};
-use crate::link::{Above, Context, Link, is_same_link};
+use crate::link::{Above, Context, Held, Link, Origin, Share, is_same_link};
 use crate::sync::{Condvar, Mutex, Rank, RwLock};
 use crate::transfer::{Arrival, Run, deadline};
 
@@ -19,6 +19,7 @@ pub(crate) struct PeerShared {
     name: String,
     pub(crate) id: SessionId,
     pub(crate) tagged: Tagged,
+    share: Arc<Share>,
     measured: Mutex<Measured>,
     losses: AtomicU64,
     pub(super) context: Arc<Context>,
@@ -35,12 +36,20 @@ struct PeerState {
     /// Every link, oldest first. There are several when both sides connected at once.
     links: Vec<Arc<dyn Link>>,
     connecting: bool,
-    /// What waits for a connection.
+    /// What waits for a connection, and the bytes of notifications in it.
     waiting: Vec<Waiting>,
+    waiting_bytes: usize,
     /// Why the last attempt to connect failed.
     failure: Option<Error>,
     /// The peer was removed from the session.
     removed: bool,
+}
+
+impl PeerState {
+    fn take_waiting(&mut self) -> Vec<Waiting> {
+        self.waiting_bytes = 0;
+        std::mem::take(&mut self.waiting)
+    }
 }
 
 /// Something that is sent as soon as there is a connection.
@@ -80,7 +89,8 @@ impl PeerShared {
         Arc::new(Self {
             name: name.to_owned(),
             id,
-            tagged: Tagged::new(),
+            tagged: Tagged::new(context.quota.of_a_peer() / 2),
+            share: context.quota.share(),
             measured: Mutex::new(Rank::Leaf, Measured::default()),
             losses: AtomicU64::new(0),
             context: Arc::clone(context),
@@ -112,10 +122,23 @@ impl PeerShared {
         state.info = Some(info);
         drop(state);
         for link in impostors {
-            link.kill(Error::PeerMisbehaved {
-                peer: self.name.clone(),
-                what: Misbehaviour::Impostor,
-            });
+            self.kill_impostor(&link);
+        }
+    }
+
+    fn kill_impostor(&self, link: &Arc<dyn Link>) {
+        link.kill(Error::PeerMisbehaved {
+            peer: self.name.clone(),
+            what: Misbehaviour::Impostor,
+        });
+    }
+
+    /// Makes sure that nothing comes any more from links that have ended.
+    pub(crate) fn drain_dead(&self) {
+        for link in self.links() {
+            if link.is_dead() {
+                link.drain();
+            }
         }
     }
 
@@ -176,8 +199,33 @@ impl PeerShared {
             return Ok(());
         }
         self.begin_connect(core, &mut state)?;
+        if let Waiting::Notification(message) = &waiting {
+            state.waiting_bytes += message.len();
+        }
         state.waiting.push(waiting);
         Ok(())
+    }
+
+    /// Sends a notification on its own, now or as soon as there is a connection. Never waits.
+    pub(crate) fn notify(
+        self: &Arc<Self>,
+        core: &SessionCore,
+        message: &[u8],
+    ) -> Result<(), Error> {
+        if let Some(link) = self.link() {
+            return link.try_notify(message);
+        }
+        let queued = self.state.lock().waiting_bytes;
+        if queued > self.context.quota.of_a_peer() {
+            let peer = self.name.clone();
+            return Err(Error::PeerBehind { peer, queued });
+        }
+        self.start(core, Waiting::Notification(message.to_vec()))
+    }
+
+    /// Looks whether the peer takes another message.
+    pub(crate) fn check_keeps_up(&self) -> Result<(), Error> {
+        self.link().map_or(Ok(()), |link| link.check_keeps_up())
     }
 
     fn begin_connect(
@@ -245,10 +293,8 @@ impl PeerShared {
                     cause: LostCause::Reconnected,
                 });
             }
-            if old.is_dead() {
-                old.drain();
-            }
         }
+        self.drain_dead();
     }
 
     /// A connection is there. The first one stays in use while it lives, also when both sides have connected
@@ -260,13 +306,19 @@ impl PeerShared {
             new.kill(Error::UnknownPeer(self.name.clone()));
             return;
         }
+        // The info may have been loaded while the connection was being made.
+        let info = state.info.as_ref();
+        if info.is_some_and(|info| new.was_accepted() && !new.is_owned_by(info)) {
+            drop(state);
+            return self.kill_impostor(new);
+        }
         state.links.push(Arc::clone(new));
         // An attempt of ours goes on beside a connection that the peer made: nobody starts a second one.
         state.connecting &= new.was_accepted();
         let first = state.links.iter().find(|link| !link.is_dead());
         let link = Arc::clone(first.unwrap_or(new));
         // Before anybody else can find the link: what has waited goes first.
-        for waiting in std::mem::take(&mut state.waiting) {
+        for waiting in state.take_waiting() {
             waiting.start(self, &link);
         }
         *self.link.write() = Some(link);
@@ -283,7 +335,7 @@ impl PeerShared {
         if link.is_none() {
             state.failure = Some(error.clone());
         }
-        let mut waiting = std::mem::take(&mut state.waiting);
+        let mut waiting = state.take_waiting();
         if let Some(link) = &link {
             // With the lock held: what is not waiting any more is on its way.
             for waiting in waiting.drain(..) {
@@ -309,7 +361,7 @@ impl PeerShared {
 
     /// Ends all connections; what waits for one fails too.
     pub(crate) fn disconnect(&self, reason: &str, error: &Error) {
-        let waiting = std::mem::take(&mut self.state.lock().waiting);
+        let waiting = self.state.lock().take_waiting();
         for waiting in waiting {
             waiting.fail(self, error);
         }
@@ -354,14 +406,18 @@ impl Above for PeerShared {
         &self.name
     }
 
-    fn notified(&self, message: Vec<u8>) {
+    fn share(&self) -> &Arc<Share> {
+        &self.share
+    }
+
+    fn notified(&self, from: &Arc<Origin>, message: Vec<u8>, held: Option<Held>) {
         if let Some(home) = self.home.upgrade() {
-            home.inbox.push(&self.name, message);
+            home.inbox.push(from, message, held);
         }
     }
 
-    fn announced(&self, link: Arc<dyn Link>, arrival: Arrival) {
-        tagged::announced(self, link, arrival);
+    fn announced(&self, link: Arc<dyn Link>, arrival: Arrival, held: Option<Held>) {
+        tagged::announced(self, link, arrival, held);
     }
 
     fn sent(&self, transfer: u64, error: Option<Error>) {

@@ -185,12 +185,16 @@ impl SessionCore {
         let mut peers = self.peers.write();
         // With the lock held: closing finds the peers that were added before it.
         self.check_open()?;
-        let replaced = peers
-            .by_name
-            .get(&name)
-            .filter(|id| **id != info.id() && **id != self.id())
-            .copied()
-            .and_then(|id| peers.by_id.remove(&id));
+        // Also those who only claim the name, and whoever claims the id under another name: from here on
+        // both are proven.
+        let replaced: Vec<_> = peers
+            .by_id
+            .extract_if(|id, peer| *id != self.id() && (peer.name() == name) != (*id == info.id()))
+            .map(|(_, peer)| peer)
+            .collect();
+        for old in &replaced {
+            peers.by_name.retain(|_, id| *id != old.id);
+        }
         let peer = match peers.by_id.get(&info.id()) {
             Some(known) => Arc::clone(known),
             None => {
@@ -202,9 +206,9 @@ impl SessionCore {
         };
         peers.by_name.insert(name.clone(), info.id());
         // With the lock held: a peer with an address is not forgotten.
-        peer.set_info(info);
+        peer.set_info(info.clone());
         drop(peers);
-        if let Some(old) = replaced {
+        for old in replaced {
             if old.link().is_some() {
                 tracing::warn!(
                     peer = name,
@@ -213,8 +217,13 @@ impl SessionCore {
             }
             self.not_accepted(&old);
             let cause = LostCause::Replaced;
-            old.remove("replaced", &Error::PeerLost { peer: name, cause });
+            let peer = name.clone();
+            old.remove("replaced", &Error::PeerLost { peer, cause });
+            old.drain_dead();
         }
+        // Afterwards nothing more comes from impostors.
+        peer.drain_dead();
+        self.inbox.forget_impostors(&info);
         Ok(peer)
     }
 
@@ -241,7 +250,8 @@ impl SessionCore {
         Ok(())
     }
 
-    /// The peer that an accepted connection belongs to; none when it claims an identity that it does not own.
+    /// The peer that an accepted connection belongs to; none when it claims an identity, or a proven name,
+    /// that it does not own.
     pub(crate) fn inbound_peer(
         self: &Arc<Self>,
         established: &Established,
@@ -258,17 +268,18 @@ impl SessionCore {
             return owned.then(|| Arc::clone(known));
         }
         let name = established.peer_name.as_str();
-        let peer = PeerShared::new(name, id, self.context(), Arc::downgrade(self));
-        peers.by_id.insert(id, Arc::clone(&peer));
-        // A name that was loaded on purpose is not taken over by whoever claims it.
-        let taken = peers
+        // What is delivered under a name that was loaded on purpose comes from who has proven it.
+        let is_proven = peers
             .by_name
             .get(name)
             .and_then(|known| peers.by_id.get(known))
             .is_some_and(|known| known.info().is_some() || known.id == self.id());
-        if !taken {
-            peers.by_name.insert(name.to_owned(), id);
+        if is_proven {
+            return None;
         }
+        let peer = PeerShared::new(name, id, self.context(), Arc::downgrade(self));
+        peers.by_id.insert(id, Arc::clone(&peer));
+        peers.by_name.insert(name.to_owned(), id);
         Some(peer)
     }
 
@@ -393,6 +404,7 @@ impl SessionCore {
         if self.closing.swap(true, Ordering::AcqRel) {
             return false;
         }
+        self.context().quota.close();
         // With the lock: whoever waits for a peer either sees the end or is woken.
         drop(self.accepted.lock());
         self.accepted_changed.notify_all();
@@ -429,7 +441,13 @@ const CLOSED: &str = "the session was closed";
 mod tests {
     use std::time::Duration;
 
+    use std::sync::Arc;
+
+    use tcpx_proto::info::{ConnectionInfo, Secret};
+
+    use super::PeerShared;
     use crate::testing::{LONG, Pair, session, wait_until};
+    use crate::{Error, Misbehaviour};
 
     #[test]
     fn a_peer_that_is_added_again_is_not_the_one_that_was_removed() {
@@ -453,6 +471,55 @@ mod tests {
             bob.remove(&again).unwrap();
             assert!(bob.peer("alice").is_none());
         }
+    }
+
+    /// The info may be loaded while a connection is being made.
+    #[test]
+    fn an_impostor_that_comes_with_the_info_is_not_let_in() {
+        let pair = Pair::new();
+        let link = pair.bob.core().context().links().pop().unwrap();
+        let info = ConnectionInfo::decode(&pair.alice.connection_info()).unwrap();
+        let peer = || {
+            let core = pair.bob.core();
+            PeerShared::new("alice", info.id(), core.context(), Arc::downgrade(core))
+        };
+        let (believed, known) = (peer(), peer());
+        known.set_info(info.clone());
+        known.attached(&link);
+        assert!(known.link().is_some(), "it is alice");
+        let other = ConnectionInfo::new(
+            info.name().clone(),
+            info.id(),
+            Secret::new([7; 32]),
+            info.addresses().to_vec(),
+        );
+        believed.set_info(other.unwrap());
+        believed.attached(&link);
+        let what = Misbehaviour::Impostor;
+        let peer = "alice".to_owned();
+        assert_eq!(link.error(), Some(Error::PeerMisbehaved { peer, what }));
+        assert!(believed.link().is_none());
+    }
+
+    #[test]
+    fn what_a_session_has_sent_is_not_lost_when_another_takes_its_proven_name() {
+        let (alice, bob, other) = (session("alice"), session("bob"), session("bob"));
+        let to_alice = bob.add_peer(&alice.connection_info()).unwrap();
+        to_alice.connect(LONG).unwrap();
+        // The first comes before its name is proven.
+        for message in [b"1", b"2"] {
+            bob.notify(&to_alice, message).unwrap();
+            // Answered once it is delivered.
+            to_alice.round_trip(0, LONG).unwrap();
+            alice.add_peer(&bob.connection_info()).unwrap();
+        }
+        alice.add_peer(&other.connection_info()).unwrap();
+        let heard = alice.notifications();
+        let heard: Vec<_> = heard
+            .iter()
+            .map(|n| (n.from.as_str(), &n.message[..]))
+            .collect();
+        assert_eq!(heard, [("bob", &b"1"[..]), ("bob", b"2")]);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use self::transfer::Transfer;
 use crate::config::Config;
 use crate::driver;
 use crate::error::Error;
-use crate::link::{Control, Link};
+use crate::link::{Control, Link, longest_notification};
 use crate::memory::{Buffer, LocalSlice, MemoryKind, Region, Segment};
 use crate::peers::{
     Notification, PeerShared, SessionCore, TaggedReceive, TaggedSend, Waiting, post_receive,
@@ -283,13 +283,14 @@ impl Session {
     /// [`Session::close`] waits for those on their way.
     ///
     /// # Errors
-    /// The message is too long, or the peer is not reachable by any means.
+    /// The message is too long (a quarter of `queue_bytes`), or the peer is not reachable by any means.
+    /// [`Error::PeerBehind`], of kind [`Busy`](crate::ErrorKind::Busy), where the peer does not keep up:
+    /// a quarter of `queue_bytes` waits to be sent to it. Nothing was sent then; try again later.
     pub fn notify(&self, peer: &Peer, message: &[u8]) -> Result<(), Error> {
         let core = self.core_with(peer)?;
         core.check_open()?;
-        check_message(message)?;
-        peer.shared
-            .start(core, Waiting::Notification(message.to_vec()))
+        check_message(core, message)?;
+        peer.shared.notify(core, message)
     }
 
     /// Takes every notification that has arrived, oldest first. Never waits.
@@ -384,12 +385,11 @@ impl std::fmt::Debug for Session {
     }
 }
 
-pub(crate) fn check_message(message: &[u8]) -> Result<(), Error> {
-    if message.len() as u64 > MAX_NOTIFICATION_BYTES {
-        return Err(Error::NotificationTooLong {
-            len: message.len(),
-            max: MAX_NOTIFICATION_BYTES,
-        });
+pub(crate) fn check_message(core: &SessionCore, message: &[u8]) -> Result<(), Error> {
+    let (len, kept) = (message.len(), core.context().config.queue_bytes());
+    let max = MAX_NOTIFICATION_BYTES.min(longest_notification(kept) as u64);
+    if len as u64 > max {
+        return Err(Error::NotificationTooLong { len, max });
     }
     Ok(())
 }

@@ -75,12 +75,21 @@ impl Transfer {
     }
 
     /// As [`Transfer::post`]; the peer receives `message` once every byte is in place: at the peer for a
-    /// WRITE, here for a READ. It is delivered exactly once, and not at all if the transfer fails.
+    /// WRITE, here for a READ.
+    ///
+    /// While the connection lives it is delivered exactly once where the transfer ends as done, and not
+    /// at all where it fails or is aborted. When the connection is lost, neither is certain: a transfer
+    /// that fails because the peer was lost ([`ErrorKind::Disconnected`](crate::ErrorKind::Disconnected))
+    /// may have delivered its notification, where only the last acknowledgement was lost; and one that
+    /// ended as done just before may not have, where the notification was still on its way. It is never
+    /// delivered twice for one posting. Whoever posts again after such a failure gives the message a
+    /// number, by which the peer knows what it has seen.
     ///
     /// # Errors
-    /// As [`Transfer::post`], or the message is too long.
+    /// As [`Transfer::post`]; or the message is too long, or the peer does not keep up with what is sent to
+    /// it, as in [`Session::notify`](crate::Session::notify).
     pub fn post_with_notification(&self, message: &[u8]) -> Result<(), Error> {
-        check_message(message)?;
+        check_message(&self.peer.core, message)?;
         self.start(After::Notify(message.into()))
     }
 
@@ -219,12 +228,13 @@ impl Transfer {
             .as_ref()
             .is_some_and(|last| last.in_order || last.sends_notify());
         let run = Arc::new(run);
+        if run.sends_notify() {
+            self.peer.shared.check_keeps_up()?;
+        }
         if plan.len() == 0 {
             // Nothing to move; the notification still has to arrive.
             if let After::Notify(message) = &run.after {
-                self.peer
-                    .shared
-                    .start(core, Waiting::Notification(message.to_vec()))?;
+                self.peer.shared.notify(core, message)?;
             }
             run.completion.finish();
         } else {

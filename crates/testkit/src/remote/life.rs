@@ -65,6 +65,19 @@ impl RemoteProcess {
         kept.collect()
     }
 
+    /// How much memory it has in use.
+    ///
+    /// # Panics
+    /// When the system does not say.
+    #[must_use]
+    pub fn resident_bytes(&self) -> usize {
+        let status = format!("/proc/{}/status", self.pid().as_raw_nonzero());
+        let status = std::fs::read_to_string(status).expect("the process is there");
+        let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|l| l.trim().strip_suffix(" kB")?.trim().parse().ok());
+        kib.map(|kib: usize| kib << 10).expect("a number")
+    }
+
     /// Kills it, as `kill -9` does.
     pub fn kill(&self) {
         self.signal(Signal::KILL);

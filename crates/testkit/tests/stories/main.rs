@@ -5,6 +5,7 @@ mod closing;
 mod connect;
 mod failure;
 mod forks;
+mod insiders;
 mod network;
 mod notify;
 mod tagged;

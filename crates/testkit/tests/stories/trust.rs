@@ -251,31 +251,102 @@ fn somebody_elses_identity_is_not_for_the_taking() {
                 let rejected = matches!(error, HandshakeError::PeerRejected { .. });
                 assert!(rejected, "{error}");
             }
-            let mut frame = Vec::new();
-            let header = Header {
-                payload: 2,
-                ..Header::new(Kind::Notify, 0)
-            };
-            header.encode(&mut frame);
-            frame.extend(b"hi");
-            shout(&mut stream, &frame);
+            shout(&mut stream, &notification(b"hi"));
             closed(&mut stream);
             assert!(!peer.is_connected());
         }
         alice.verify_traffic(&peer, &bob, 1);
-        // The name alone says nothing: he is another bob.
+        // Under bob's name and an id of his own he is told that this name is proven, and delivers
+        // nothing.
         let mut stream = dial(alice.session.addresses()[0]);
         let stranger = Stranger {
             name: "bob",
             ..Stranger::MALLORY
         };
         stranger.shake_hands(&mut stream, &info).expect("let in");
-        let other = alice.session.accept(GUARD).expect("another bob");
-        assert_eq!(other.name(), "bob");
+        shout(&mut stream, &notification(b"hi"));
+        let said = closed(&mut stream);
+        let said = String::from_utf8_lossy(&said);
+        assert!(
+            said.contains("knows another session by this name"),
+            "{said}"
+        );
         alice.verify_traffic(&peer, &bob, 2);
         let by_name = alice.session.peer("bob").expect("bob");
         alice.verify_traffic(&by_name, &bob, 3);
         assert!(alice.session.notifications().is_empty());
+    });
+}
+
+#[test]
+fn an_impostor_is_found_out_when_the_info_is_loaded_later() {
+    story(|| {
+        let setup = Setup::lanes4_workers3().native();
+        let alice = Host::open("alice", &setup);
+        let bob = RemoteProcess::open("bob", &setup);
+        let info = ConnectionInfo::decode(&alice.session.connection_info()).expect("her info");
+        let bobs = ConnectionInfo::decode(&bob.info()).expect("bob's info");
+        let known = |name| {
+            alice
+                .session
+                .peers()
+                .iter()
+                .filter(|p| p.name() == name)
+                .count()
+        };
+        // Alice does not know bob yet, and believes everybody: two others of his name, one who has taken
+        // his id as well, and one who has taken the id alone and left.
+        let claims = [
+            ("bob", [1; 16]),
+            ("bob", [2; 16]),
+            ("bobby", bobs.id().0),
+            ("bob", bobs.id().0),
+        ];
+        let mut impostors = Vec::new();
+        for (name, id) in claims {
+            let stranger = Stranger {
+                name,
+                id,
+                ..Stranger::MALLORY
+            };
+            let mut stream = dial(alice.session.addresses()[0]);
+            stranger.shake_hands(&mut stream, &info).expect("let in");
+            shout(&mut stream, &notification(b"forged"));
+            shout(&mut stream, &frame(Header::new(Kind::Ping, 7), &[], 0));
+            let mut pong = [0; HEADER_BYTES];
+            stream.read_exact(&mut pong).expect("it was delivered");
+            if name == "bobby" {
+                drop(stream);
+                wait_until("it has left", || known("bobby") == 0);
+            } else {
+                impostors.push(stream);
+            }
+        }
+        // And bob himself, who takes back his id.
+        bob.knows(&alice);
+        bob.notify("alice", b"real");
+        wait_until("the last one has gone", || {
+            impostors[2].set_nonblocking(true).expect("a socket");
+            let end = impostors[2].read(&mut [0; 100]);
+            !matches!(end, Err(e) if e.kind() == std::io::ErrorKind::WouldBlock)
+        });
+        let peer = alice.knows(&bob);
+        for mut stream in impostors.drain(..2) {
+            shout(&mut stream, &notification(b"forged again"));
+            closed(&mut stream);
+        }
+        alice.verify_traffic(&peer, &bob, 1);
+        bob.notify("alice", b"end");
+        let mut heard = Vec::new();
+        wait_until("bob was heard", || {
+            heard.extend(alice.session.notifications());
+            heard.last().is_some_and(|n| n.message == b"end")
+        });
+        // What nobody has proven does not come under a proven name.
+        let of_bob = heard.iter().filter(|n| n.from == "bob");
+        let of_bob: Vec<_> = of_bob.map(|n| n.message.as_slice()).collect();
+        assert_eq!(of_bob, [&b"real"[..], b"end"]);
+        assert_eq!(known("bob"), 1);
     });
 }
 
@@ -292,6 +363,17 @@ fn three_hundred_idle_connections_keep_nobody_out() {
         drop(idle);
         stage.still_works(3);
     });
+}
+
+/// A notification on its own.
+fn notification(message: &[u8]) -> Vec<u8> {
+    let header = Header {
+        payload: message.len() as u64,
+        ..Header::new(Kind::Notify, 0)
+    };
+    let mut bytes = frame(header, &[], 0);
+    bytes.extend_from_slice(message);
+    bytes
 }
 
 /// A frame that carries `payload` bytes of nothing.

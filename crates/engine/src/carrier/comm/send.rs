@@ -286,6 +286,10 @@ impl CommSend {
                     self.copier.wait(copy)?;
                 }
             }
+            if frame.own.is_none() && !which.may_copy(&frame.payload, frame.unsent) {
+                // The comm is closed, and the connection ends.
+                return Err(Error::Aborted);
+            }
             frame.keep_copy(comm, &mut self.copier)?;
         }
         let mut patience = Patience::new(self.let_go_limit);
@@ -401,7 +405,7 @@ impl SendCarrier for CommSend {
     /// Copies what is not sent yet and waits for outstanding messages. If that takes too long the comm is
     /// closed, and the error ends the connection.
     fn let_go(&mut self, which: LetGo<'_>, _rest: &mut Vec<u8>) -> Result<(), Error> {
-        if let LetGo::Revoked = which {
+        if let LetGo::Revoked(_) = which {
             // Before the look: what is revoked during the wait may be in use, and is let go by another
             // call.
             self.registrations.condemn();

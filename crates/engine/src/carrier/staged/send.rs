@@ -185,9 +185,16 @@ impl SendCarrier for StagedSend {
         // A frame that has begun must be completed; what has not begun is given up.
         if let Some(Staged { payload, out }) = &mut self.current
             && which.hits(payload)
-            && let Err(error) = out.let_go(payload.place().spans, &mut self.copier)
         {
-            out.fail(error);
+            let let_go = if which.may_copy(payload, out.unstarted) {
+                out.let_go(payload.place().spans, &mut self.copier)
+            } else {
+                // The connection ends.
+                out.wait(&mut self.copier).and(Err(Error::Aborted))
+            };
+            if let Err(error) = let_go {
+                out.fail(error);
+            }
         }
         for Staged { payload, out } in &mut self.queue {
             if which.hits(payload) {

@@ -41,6 +41,11 @@ const PLUGIN: Offer = match Offer::new(Features::COMMS, Features::COMMS) {
     Err(_) => panic!("comms are implemented"),
 };
 
+/// What somebody is told who claims what is proven to be another's. Typical cause: a session that was
+/// restarted under its old name.
+const NOT_PROVEN: &str = "it knows another session by this name or identity: load this session's \
+                          connection info there";
+
 /// What a session offers and requires in its handshakes.
 pub(super) fn offer(net: Option<&Arc<Net>>) -> Offer {
     match net {
@@ -118,8 +123,11 @@ impl ControlLoop {
         let Some(peer) = dialled.or_else(|| self.core.inbound_peer(&established)) else {
             tracing::warn!(
                 peer = established.peer_name.as_str(),
-                "a connection claimed an identity that is not its own"
+                "a connection claimed an identity, or the name of a loaded peer, that is not its own"
             );
+            if let Some(lane) = lanes.first() {
+                lane.say_goodbye(NOT_PROVEN);
+            }
             return;
         };
         peer.fence(accepted);

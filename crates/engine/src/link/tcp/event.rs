@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use tcpx_proto::frame::{Header, Kind};
 use tcpx_proto::lane::ChunkId;
 
 use super::Connection;
 use super::lane::Lane;
 use crate::error::Error;
+use crate::link::Held;
 use crate::transfer::{Arrival, ChunkRef, Run};
 
 /// Something that a lane has found out.
@@ -22,9 +22,10 @@ pub(super) enum Event {
     Notified {
         message: Vec<u8>,
         with: Option<ChunkId>,
+        held: Option<Held>,
     },
     /// A tagged message was announced.
-    Announced(Arrival),
+    Announced(Arrival, Option<Held>),
     /// A tagged message of ours has ended at the peer.
     Sent { transfer: u64, error: Option<Error> },
     /// The peer wants to know that everything before this is dealt with.
@@ -44,19 +45,20 @@ impl Connection {
                 self.settle(&chunk.run);
             }
             Event::Dead(run, error) => run.fail_now(error),
-            Event::Notified { message, with } => {
-                self.above.notified(message);
+            Event::Notified {
+                message,
+                with,
+                held,
+            } => {
+                self.above.notified(&self.origin, message, held);
                 if let Some(id) = with {
                     // Not before: a peer that knows the chunk's end knows that we have the message.
                     lane.landed(id, None);
                 }
             }
-            Event::Announced(arrival) => self.above.announced(self.link(), arrival),
+            Event::Announced(arrival, held) => self.above.announced(self.link(), arrival, held),
             Event::Sent { transfer, error } => self.above.sent(transfer, error),
-            Event::Ping(token) => {
-                let pong = Header::new(Kind::Pong, token);
-                lane.push_control(|out| pong.encode(out));
-            }
+            Event::Ping(token) => lane.push_pong(token),
             Event::Pong(token) => self.pings.answered(token),
         }
     }

@@ -8,8 +8,8 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-use tcpx_net::{Stream, set_congestion_control};
-use tcpx_proto::frame::{Header, Status};
+use tcpx_net::{Cursor, Stream, set_congestion_control};
+use tcpx_proto::frame::{Header, Kind, Status};
 use tcpx_proto::lane::{self, ChunkId, Meaning, Violation};
 
 use super::Connection;
@@ -60,6 +60,9 @@ pub(crate) struct Lane {
     /// Carriers have something under way of which nobody will be told: it must be looked for.
     staging_out: AtomicBool,
     staging_in: AtomicBool,
+    /// The next frame is not read, for want of room for what it brings. Changes under the lock of
+    /// `receiver`.
+    paused: AtomicBool,
     /// Payload that travels beside the stream.
     pub(super) beside_out: Beside,
     pub(super) beside_in: Beside,
@@ -154,6 +157,7 @@ impl Lane {
             in_care: AtomicBool::new(false),
             staging_out: AtomicBool::new(false),
             staging_in: AtomicBool::new(false),
+            paused: AtomicBool::new(false),
             beside_out: Beside::default(),
             beside_in: Beside::default(),
             load: AtomicUsize::new(0),
@@ -163,6 +167,15 @@ impl Lane {
             bytes_sent: AtomicU64::new(0),
             bytes_received: AtomicU64::new(0),
         })
+    }
+
+    /// Tells the peer, as far as it can hear that at once, why a connection is not made.
+    pub(crate) fn say_goodbye(&self, reason: &str) {
+        let mut frame = Vec::new();
+        Header::new(Kind::Goodbye, 0).encode_with_text(&mut frame, reason);
+        // Whether it arrives makes no difference here.
+        let _ = self.stream.send(&frame, &[], Cursor::default());
+        self.stream.shutdown();
     }
 
     pub(super) fn info(&self, index: usize) -> LaneInfo {
@@ -204,6 +217,15 @@ impl Lane {
         self.staging_out.load(Ordering::Acquire) || self.staging_in.load(Ordering::Acquire)
     }
 
+    /// Whether nothing is read until there is room for what the next frame brings.
+    pub(super) fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_paused(&self, yes: bool) {
+        self.paused.store(yes, Ordering::Release);
+    }
+
     /// Whether something is left that nobody will report: whoever stops driving the lane must see that
     /// another goes on.
     pub(super) fn is_unfinished(&self) -> bool {
@@ -238,11 +260,48 @@ impl Lane {
         self.mark_dirty();
     }
 
-    /// Queues a ping behind the replies for everything that has landed so far.
+    /// Queues a small frame, unless more than `limit` bytes of such frames wait: returns how many do.
+    pub(super) fn try_push_control(
+        &self,
+        limit: usize,
+        encode: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), usize> {
+        let mut books = self.books.lock();
+        let queued = books.lane.queued();
+        if queued > limit {
+            return Err(queued);
+        }
+        books.lane.push_control(encode);
+        drop(books);
+        self.mark_dirty();
+        Ok(())
+    }
+
+    /// Queues a small frame that cannot be refused; returns the bytes of such frames that wait.
+    pub(super) fn push_owed(&self, encode: impl FnOnce(&mut Vec<u8>)) -> usize {
+        let owed = self.books.lock().lane.push_owed(encode);
+        self.mark_dirty();
+        owed
+    }
+
+    /// Queues a ping. One that the peer would not allow is not sent: it has others to answer first.
+    pub(super) fn push_ping(&self, token: u64) {
+        let _ = self.books.lock().lane.push_ping(token);
+        self.mark_dirty();
+    }
+
+    /// Queues the answer to a ping.
+    pub(super) fn push_pong(&self, token: u64) {
+        self.books.lock().lane.push_pong(token);
+        self.mark_dirty();
+    }
+
+    /// Queues a ping behind the replies for everything that has landed so far; as
+    /// [`Lane::push_ping`].
     pub(super) fn push_mark(&self, ping: u64) {
         // What was just received counts: its notification may have been seen already.
         drop(self.delivery.lock());
-        self.books.lock().lane.push_mark(ping);
+        let _ = self.books.lock().lane.push_mark(ping);
         self.mark_dirty();
     }
 
@@ -410,6 +469,7 @@ impl Lane {
     pub(super) fn is_busy(&self) -> bool {
         self.books.lock().lane.is_busy()
             || self.is_staging()
+            || self.is_paused()
             || self
                 .sender
                 .try_lock()

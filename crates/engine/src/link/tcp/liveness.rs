@@ -1,19 +1,22 @@
 //! Noticing that a connection no longer moves.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use tcpx_proto::frame::{Header, Kind};
 use tcpx_proto::lane::{Silence, Stall};
 
 use super::Connection;
 use super::lane::Lane;
-use crate::error::Error;
+use crate::error::{Error, LostCause};
+use crate::link::Link;
 
 /// What the control thread saw of a connection at its last look.
 pub(super) struct Liveness {
     epoch: Instant,
     silence: Silence,
     stream: Stall,
+    /// Stall timer of the lanes that are paused.
+    paused: Stall,
     /// Stall timers of payload that travels beside the stream: two for each lane.
     beside: Vec<Stall>,
 }
@@ -24,8 +27,17 @@ impl Liveness {
             epoch: Instant::now(),
             silence: Silence::default(),
             stream: Stall::default(),
+            paused: Stall::default(),
             beside: Vec::new(),
         }
+    }
+
+    /// Returns for how long the lanes that are paused have received nothing.
+    fn paused_for(&mut self, lanes: &[Lane], passed: Duration) -> Duration {
+        self.stream = Stall::default();
+        let paused = lanes.iter().filter(|lane| lane.is_paused());
+        let received = paused.map(|lane| lane.bytes_received.load(Ordering::Relaxed));
+        self.paused.look(Some(received.sum()), passed)
     }
 
     /// Returns for how long payload beside the streams has not moved although it should, if that is too
@@ -57,8 +69,15 @@ impl Connection {
         let mut liveness = self.liveness.lock();
         let since_epoch = now.saturating_duration_since(liveness.epoch);
         let passed = liveness.silence.passed(since_epoch, timeout);
+        if self.lanes.iter().any(Lane::is_paused) {
+            let after = liveness.paused_for(&self.lanes, passed);
+            drop(liveness);
+            self.look_after_paused(after, timeout);
+            return true;
+        }
         let beside = liveness.beside_stalled(&self.lanes, passed, timeout);
         let stalled = liveness.stream.look(Some(moved), passed);
+        liveness.paused = Stall::default();
         drop(liveness);
         let peer = self.above.name().to_owned();
         if let Some(after) = beside {
@@ -69,10 +88,28 @@ impl Connection {
         } else if stalled > Duration::ZERO {
             // A healthy peer answers even if it has nothing else to say.
             for lane in &self.lanes {
-                lane.push_control(|out| Header::new(Kind::Ping, 0).encode(out));
+                lane.push_ping(0);
                 lane.call_worker();
             }
         }
         true
+    }
+
+    /// Looks after a connection of which lanes are paused: this side keeps the peer from being heard,
+    /// so that its silence means nothing. Where the application takes nothing for half of the time that
+    /// either side may be silent, the connection ends: before the peer, which may hear nothing either,
+    /// takes this side for dead.
+    fn look_after_paused(&self, after: Duration, timeout: Duration) {
+        if after < timeout / 2 {
+            // In case nobody has called: room may also come from other peers.
+            let paused = self.lanes.iter().filter(|lane| lane.is_paused());
+            return paused.for_each(Lane::call_worker);
+        }
+        let cause = LostCause::NotTaken { after };
+        let peer = self.above.name().to_owned();
+        self.close(
+            "its application does not take the notifications or tagged messages of this peer",
+            Error::PeerLost { peer, cause },
+        );
     }
 }

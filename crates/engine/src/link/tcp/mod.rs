@@ -30,9 +30,9 @@ pub(crate) use self::lane::{Lane, Windows};
 use self::liveness::Liveness;
 use self::ping::Pings;
 use self::receive::Ended;
-use super::{Above, Context, Drive, Driven, LaneInfo, Link};
-use crate::carrier::LetGo;
-use crate::error::Error;
+use super::{Above, Context, Drive, Driven, LaneInfo, Link, Origin, Share};
+use crate::carrier::{Allowance, LetGo};
+use crate::error::{Error, LostCause};
 use crate::sync::{Mutex, Rank};
 use crate::transfer::{Announcement, Run};
 
@@ -50,6 +50,10 @@ pub(crate) struct Connection {
     context: Arc<Context>,
     above: Arc<dyn Above>,
     established: Established,
+    /// Who sends the notifications that arrive.
+    origin: Arc<Origin>,
+    /// What the peer may make the session keep.
+    share: Arc<Share>,
     lanes: Box<[Lane]>,
     /// Chunks that the peer may have in flight on a lane.
     own_window: usize,
@@ -111,11 +115,15 @@ impl Connection {
         lanes: Vec<Lane>,
     ) -> Arc<Self> {
         let own_window = context.config.window();
+        let claim = established.owner.is_some().then(|| established.clone());
+        let origin = Origin::new(above.name(), claim);
         let connection = Arc::new_cyclic(|this| Self {
             this: this.clone(),
             own_window,
             ack_every: (own_window / 4).max(1),
             context,
+            origin,
+            share: Arc::clone(above.share()),
             above,
             established,
             lanes: lanes.into(),
@@ -164,8 +172,25 @@ impl Connection {
     /// Queues a small frame on the first lane, which keeps such frames in order, and sends it if that is
     /// possible at once.
     fn control(&self, encode: impl FnOnce(&mut Vec<u8>)) {
+        self.lanes[0].push_control(encode);
+        self.send_control();
+    }
+
+    /// As [`Connection::control`], for a frame that the peer causes and that cannot be refused. A peer
+    /// that never reads such frames loses its connection.
+    fn control_owed(&self, encode: impl FnOnce(&mut Vec<u8>)) {
+        let bytes = self.lanes[0].push_owed(encode);
+        // What was posted while the peer kept up is not held against it.
+        if bytes > 2 * self.context.quota.of_a_peer() {
+            let peer = self.above.name().to_owned();
+            let cause = LostCause::NotReading { bytes };
+            self.end_with(Error::PeerLost { peer, cause });
+        }
+        self.send_control();
+    }
+
+    fn send_control(&self) {
         let lane = &self.lanes[0];
-        lane.push_control(encode);
         self.context.control.stay_awake();
         self.check(lane.pump(self, 1));
         // What was waiting before it may have begun to move.
@@ -179,10 +204,17 @@ impl Connection {
             payload: message.len() as u64,
             ..Header::new(Kind::Notify, transfer)
         };
-        self.control(|out| {
+        self.control_owed(|out| {
             header.encode(out);
             out.extend_from_slice(message);
         });
+    }
+
+    fn behind(&self, queued: usize) -> Error {
+        Error::PeerBehind {
+            peer: self.above.name().to_owned(),
+            queued,
+        }
     }
 
     fn refused(&self, status: Status, text: &[u8]) -> Error {
@@ -231,11 +263,18 @@ impl Connection {
 
     fn let_go_of(&self, which: LetGo<'_>) {
         for lane in &self.lanes {
-            if let Err(error) = lane.let_go(which) {
-                let peer = self.above.name().to_owned();
-                let cause = error.into();
-                self.end_with(Error::PeerLost { peer, cause });
-            }
+            let outcome = lane.let_go(which);
+            let refused = match which {
+                LetGo::Revoked(allowance) => allowance.refused(),
+                LetGo::Aborted(_) => None,
+            };
+            let cause = match (refused, outcome) {
+                (Some(bytes), _) => LostCause::Revoked { bytes },
+                (None, Err(error)) => error.into(),
+                (None, Ok(())) => continue,
+            };
+            let peer = self.above.name().to_owned();
+            self.end_with(Error::PeerLost { peer, cause });
         }
     }
 
@@ -263,6 +302,11 @@ impl Connection {
     fn ended(&self, ended: Ended) {
         let peer = self.above.name().to_owned();
         let error = match ended {
+            Ended::Lost(cause @ LostCause::NotificationTooLong { .. }) => {
+                // The peer has done nothing wrong: it is told.
+                let reason = cause.to_string();
+                return self.close(&reason, Error::PeerLost { peer, cause });
+            }
             Ended::Lost(cause) => Error::PeerLost { peer, cause },
             Ended::Misbehaved(what) => {
                 tracing::warn!(
@@ -317,6 +361,29 @@ impl Link for Connection {
         self.send_notify(transfer, message);
     }
 
+    fn try_notify(&self, message: &[u8]) -> Result<(), Error> {
+        let header = Header {
+            payload: message.len() as u64,
+            ..Header::new(Kind::Notify, 0)
+        };
+        let limit = self.context.quota.of_a_peer();
+        let pushed = self.lanes[0].try_push_control(limit, |out| {
+            header.encode(out);
+            out.extend_from_slice(message);
+        });
+        pushed.map_err(|queued| self.behind(queued))?;
+        self.send_control();
+        Ok(())
+    }
+
+    fn check_keeps_up(&self) -> Result<(), Error> {
+        let queued = self.lanes[0].books.lock().lane.queued();
+        if queued > self.context.quota.of_a_peer() {
+            return Err(self.behind(queued));
+        }
+        Ok(())
+    }
+
     fn announce(&self, message: &Announcement) {
         let mut frame = Vec::new();
         let copies = &self.context.copies;
@@ -329,7 +396,7 @@ impl Link for Connection {
             flags: status as u8,
             ..Header::new(Kind::SendDone, transfer)
         };
-        self.control(|out| header.encode_with_text(out, text));
+        self.control_owed(|out| header.encode_with_text(out, text));
     }
 
     fn drive_for(&self, run: &Run) {
@@ -392,7 +459,7 @@ impl Link for Connection {
     }
 
     fn is_owned_by(&self, info: &ConnectionInfo) -> bool {
-        self.established.is_owned_by(info)
+        self.origin.is_owned_by(info)
     }
 
     fn let_go(&self, run: &Arc<Run>) {
@@ -400,7 +467,7 @@ impl Link for Connection {
     }
 
     fn revoke(&self) {
-        self.let_go_of(LetGo::Revoked);
+        self.let_go_of(LetGo::Revoked(&Allowance::new()));
     }
 
     fn mark(&self) -> Box<dyn super::Mark> {
@@ -510,6 +577,10 @@ impl Driven for DrivenLane {
 
     fn is_staging(&self) -> bool {
         self.lane().is_staging()
+    }
+
+    fn is_paused(&self) -> bool {
+        self.lane().is_paused()
     }
 
     fn needs_this_core(&self) -> bool {

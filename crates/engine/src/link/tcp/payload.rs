@@ -6,6 +6,7 @@ use tcpx_proto::lane::ChunkId;
 use crate::carrier::Way;
 use crate::carrier::comm::Target;
 use crate::error::Error;
+use crate::link::Held;
 use crate::memory::{Grant, Place, Refusal};
 use crate::transfer::ChunkRef;
 
@@ -17,6 +18,8 @@ pub(super) struct Incoming {
     pub(super) sink: Sink,
     /// How the payload gets to its memory; none if it goes to none.
     pub(super) way: Option<Way>,
+    /// What is kept until the application takes it.
+    pub(super) held: Option<Held>,
 }
 
 /// Where payload goes.

@@ -5,8 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tcpx_proto::frame::{Header, Kind};
-
 use super::Connection;
 use crate::link;
 use crate::sync::{Condvar, Mutex, Rank};
@@ -59,7 +57,7 @@ impl Connection {
         let token = self.pings.begin();
         let start = Instant::now();
         let until = deadline(timeout);
-        lane.push_control(|out| Header::new(Kind::Ping, token).encode(out));
+        lane.push_ping(token);
         self.check(lane.pump(self, 1));
         lane.call_worker();
         let mut waiting = self.pings.waiting.lock();

@@ -10,9 +10,7 @@ use std::io;
 use std::sync::Arc;
 
 use tcpx_net::Cursor;
-use tcpx_proto::frame::{
-    FLAG_COMM, FLAG_NOTIFY, HEADER_BYTES, Header, MAX_EXTRA_BYTES, MAX_TABLE_BYTES, Table,
-};
+use tcpx_proto::frame::{FLAG_COMM, HEADER_BYTES, Header, MAX_EXTRA_BYTES, MAX_TABLE_BYTES, Table};
 use tcpx_proto::lane::{Landing, Meaning};
 
 use super::Connection;
@@ -23,6 +21,8 @@ use super::send::Answer;
 use crate::carrier::ReceiveCarriers;
 use crate::carrier::comm::CommReceive;
 use crate::error::{Error, LostCause, Misbehaviour};
+use crate::link::Held;
+use crate::link::quota::{Reserved, cost};
 use crate::memory::{Grant, Pool, Refusal};
 use crate::transfer::ChunkRef;
 
@@ -74,6 +74,10 @@ pub(super) struct Receiver {
     replies: usize,
     /// Bytes cannot be received for want of room.
     starved: bool,
+    /// The next frame waits until there is room for what it brings; as in [`Lane`].
+    paused: bool,
+    /// Room for what the frame brings that begins now.
+    held: Option<Held>,
     /// The last look found nothing.
     quiet: bool,
     closed: bool,
@@ -94,6 +98,8 @@ impl Receiver {
             spare: Vec::new(),
             replies: 0,
             starved: false,
+            paused: false,
+            held: None,
             quiet: false,
             closed: false,
         }
@@ -145,11 +151,11 @@ impl Receiver {
         events: &mut Vec<Event>,
     ) -> Result<Received, Ended> {
         self.check_revoked(connection, events);
-        if self.starved {
+        if self.starved || self.paused {
             // What is in the buffer comes before what is in the socket.
             self.parse(lane, connection, events)?;
             lane.lower_wake_level(self.left());
-            if self.starved {
+            if self.starved || self.paused {
                 return Ok(Received::Nothing);
             }
         }
@@ -337,6 +343,11 @@ impl Receiver {
                         self.starved = true;
                         return Ok(());
                     }
+                    if let Some(bytes) = cost(&header)
+                        && !self.reserve(bytes, lane, connection)?
+                    {
+                        return Ok(());
+                    }
                     self.start = middle.end;
                     self.begin(header, middle, lane, connection, events)?;
                 }
@@ -351,6 +362,40 @@ impl Receiver {
                 }
             }
         }
+    }
+
+    /// Reserves room for what a frame makes the session keep. False where there is none: the frame waits,
+    /// and the lane is paused.
+    fn reserve(
+        &mut self,
+        bytes: usize,
+        lane: &Lane,
+        connection: &Connection,
+    ) -> Result<bool, Ended> {
+        let max = connection.context.quota.of_a_peer();
+        if bytes > max {
+            let cause = LostCause::NotificationTooLong { bytes, max };
+            return Err(Ended::Lost(cause));
+        }
+        let is_full = match connection.share.reserve(bytes) {
+            Reserved::Room(held) => {
+                self.held = Some(held);
+                false
+            }
+            Reserved::Nobody => false,
+            Reserved::Full => true,
+        };
+        if is_full != self.paused {
+            self.paused = is_full;
+            lane.set_paused(is_full);
+            // Somebody must notice when it stays so; and a worker that has found it paused must listen
+            // to the stream again.
+            match is_full {
+                true => connection.context.control.stay_awake(),
+                false => lane.call_worker(),
+            }
+        }
+        Ok(!is_full)
     }
 
     /// Brings buffered bytes of the current payload where they belong; says whether it is complete.
@@ -420,7 +465,7 @@ impl Receiver {
                 sink = match grant.fill(registry, &table) {
                     Ok(()) => Sink::Regions {
                         grant,
-                        notification: (header.flags & FLAG_NOTIFY != 0).then(|| extra.to_vec()),
+                        notification: self.held.is_some().then(|| extra.to_vec()),
                     },
                     Err(refusal) => Sink::Nowhere(Some(refusal)),
                 };
@@ -453,6 +498,8 @@ impl Receiver {
             Meaning::Ping(0) => events.push(Event::Ping(0)),
             Meaning::Ping(_) => {}
             Meaning::Pong(token) => events.push(Event::Pong(token)),
+            // Without room for it, nobody will look for it.
+            Meaning::Message if self.held.is_none() && cost(&header).is_some() => {}
             Meaning::Message => {
                 sink = Sink::Message {
                     middle: middle.to_vec(),
@@ -476,6 +523,7 @@ impl Receiver {
             left: header.payload_on_wire() as usize,
             sink,
             way,
+            held: self.held.take(),
         };
         if let Some(way) = way {
             let carrier = self.carriers.get(way);

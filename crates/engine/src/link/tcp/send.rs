@@ -329,6 +329,10 @@ impl Sender {
     /// Stops using memory: what is not sent yet of the current frame is copied, so that it can still be
     /// completed.
     pub(super) fn let_go(&mut self, which: LetGo<'_>, lane: &Lane) -> Result<(), Error> {
+        if let LetGo::Revoked(allowance) = which {
+            // Copies that were made for an earlier revocation and have not left.
+            allowance.take(self.head.len() - self.head_sent);
+        }
         let (mut rest, mut outcome) = (Vec::new(), Ok(()));
         for carrier in self.carriers.each() {
             outcome = outcome.and(carrier.let_go(which, &mut rest));

@@ -238,3 +238,153 @@ fn what_is_queued_behind_a_frame_that_has_stuck_is_sent() {
     });
     connection.kill(Error::Closed);
 }
+
+/// Two sessions that keep little.
+fn frugal_pair() -> Pair {
+    let [alice, bob] = ["alice", "bob"].map(|name| {
+        let config = Config::defaults().with("interfaces", "lo").unwrap();
+        let config = config.with("queue_bytes", "1M").unwrap();
+        // Nobody is given up meanwhile.
+        let config = config.with("peer_timeout", "1h").unwrap();
+        Session::new(config.with("name", name).unwrap()).unwrap()
+    });
+    let to_bob = alice.add_peer(&bob.connection_info()).unwrap();
+    to_bob.connect(LONG).unwrap();
+    let to_alice = bob.accept(LONG).unwrap();
+    Pair {
+        alice,
+        bob,
+        to_bob,
+        to_alice,
+    }
+}
+
+#[test]
+fn whoever_notifies_a_peer_that_does_not_keep_up_is_told() {
+    const LEN: usize = 64;
+    let pair = frugal_pair();
+    let [here, there] =
+        [&pair.alice, &pair.bob].map(|session| session.register(&Buffer::new(LEN)).unwrap());
+    let (ours, theirs) = (connection(pair.alice.core()), connection(pair.bob.core()));
+    let remote = there.descriptor();
+    let segment = Segment {
+        local: here.at(0),
+        remote: remote.at(0),
+        len: LEN,
+    };
+    let read = pair.alice.prepare(Op::Read, &pair.to_bob, [segment]);
+    let (read, nothing) = (
+        read.unwrap(),
+        pair.alice.prepare(Op::Write, &pair.to_bob, []),
+    );
+    let nothing = nothing.unwrap();
+    let limit = ours.context.quota.of_a_peer();
+    let mut sent = 0;
+    while_deaf(&theirs, || {
+        let notify = || pair.alice.notify(&pair.to_bob, &[7; 10_000]);
+        let mut told = None;
+        wait_until("it does not keep up", || {
+            // Until the stream is full as well: from then on nothing changes.
+            told = match notify() {
+                Ok(()) => {
+                    sent += 1;
+                    None
+                }
+                Err(error) => Some(error),
+            };
+            told.is_some() && ours.lanes[0].is_blocked()
+        });
+        let Some(Error::PeerBehind { peer, queued }) = told else {
+            panic!("{told:?}");
+        };
+        assert_eq!(peer, "bob");
+        assert!(queued > limit && queued < 2 * limit, "{queued}");
+        for transfer in [&read, &nothing] {
+            let error = transfer.post_with_notification(b"never").unwrap_err();
+            assert!(matches!(error, Error::PeerBehind { .. }), "{error}");
+        }
+        // Without a notification there is nothing to wait for.
+        read.post().unwrap();
+    });
+    for _ in 0..sent {
+        let notification = pair.bob.wait_notification(LONG).unwrap();
+        assert_eq!(notification.message, [7; 10_000]);
+    }
+    read.wait(LONG).unwrap();
+    wait_until("there is room again", || {
+        pair.alice.notify(&pair.to_bob, b"more").is_ok()
+    });
+    assert_eq!(pair.bob.wait_notification(LONG).unwrap().message, b"more");
+    assert_eq!(pair.bob.core().context().quota.used(), 0);
+}
+
+#[test]
+fn a_peer_that_never_reads_what_it_is_owed_loses_its_connection() {
+    let pair = frugal_pair();
+    let (ours, theirs) = (connection(pair.alice.core()), connection(pair.bob.core()));
+    while_deaf(&theirs, || {
+        // As for messages of the peer that are received one after the other.
+        wait_until("it is given up", || {
+            for message in 0..1000 {
+                ours.send_done(message, tcpx_proto::frame::Status::Ok, "");
+            }
+            ours.is_dead()
+        });
+    });
+    let error = ours.error().unwrap();
+    let Error::PeerLost { peer, cause } = &error else {
+        panic!("{error}");
+    };
+    let limit = 2 * ours.context.quota.of_a_peer();
+    assert_eq!(peer, "bob");
+    assert!(
+        matches!(cause, LostCause::NotReading { bytes } if (limit..limit + 100).contains(bytes)),
+        "{cause:?}"
+    );
+}
+
+/// What waits for a connection is limited too.
+#[test]
+fn notifications_that_wait_for_a_connection_are_limited() {
+    let alice = {
+        let config = Config::defaults().with("interfaces", "lo").unwrap();
+        let config = config.with("queue_bytes", "1M").unwrap();
+        Session::new(config.with("name", "alice").unwrap()).unwrap()
+    };
+    // It listens, and its control thread does not look: connecting goes on and on.
+    let bob = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let info = tcpx_proto::info::ConnectionInfo::new(
+        tcpx_proto::info::Name::new("bob").unwrap(),
+        tcpx_proto::info::SessionId([7; 16]),
+        tcpx_proto::info::Secret::new([7; 32]),
+        vec![bob.local_addr().unwrap()],
+    );
+    let to_bob = alice.add_peer(&info.unwrap().encode()).unwrap();
+    let told = (0..100).find_map(|_| alice.notify(&to_bob, &[7; 10_000]).err());
+    assert!(matches!(told, Some(Error::PeerBehind { .. })), "{told:?}");
+    to_bob.disconnect();
+    alice.notify(&to_bob, b"there is room again").unwrap();
+    to_bob.disconnect();
+}
+
+/// Otherwise what the peer has sent before would keep its answers from being heard.
+#[test]
+fn a_session_that_closes_is_not_held_up_by_what_its_application_has_not_read() {
+    let pair = frugal_pair();
+    let ours = connection(pair.alice.core());
+    let mut sent = 0;
+    wait_until("she is not listening", || {
+        sent += usize::from(pair.bob.notify(&pair.to_alice, &[7; 10_000]).is_ok());
+        ours.lanes[0].is_paused()
+    });
+    pair.alice.notify(&pair.to_bob, b"before the end").unwrap();
+    pair.alice.close();
+    assert!(!ours.lanes[0].is_paused());
+    assert_eq!(
+        pair.bob.wait_notification(LONG).unwrap().message,
+        b"before the end"
+    );
+    // What she had before she can still read.
+    let heard = pair.alice.notifications().len();
+    assert!(heard > 0 && heard <= sent, "{heard} of {sent}");
+}

@@ -232,9 +232,10 @@ fn a_mark_is_sent_behind_the_replies_for_what_has_landed() {
         lane.handle_frame(&frame(Kind::Write, chunk(1, seq), 1))
             .unwrap();
     }
-    lane.push_control(|out| Header::new(Kind::Pong, 5).encode(out));
+    lane.handle_frame(&Header::new(Kind::Ping, 5)).unwrap();
+    lane.push_pong(5);
     lane.handle_landed(chunk(1, 0), None);
-    lane.push_mark(77);
+    assert!(lane.push_mark(77));
     lane.handle_landed(chunk(1, 1), None);
     assert_eq!(
         urgent(&mut lane),
@@ -245,6 +246,68 @@ fn a_mark_is_sent_behind_the_replies_for_what_has_landed() {
             (Kind::Ack, chunk(1, 1)),
         ]
     );
+}
+
+#[test]
+fn a_peer_that_does_not_read_has_so_many_pings_and_no_more() {
+    let mut lane = Alone::new(1, 1, 1);
+    let ping = |lane: &mut Alone| lane.handle_frame(&Header::new(Kind::Ping, 7));
+    for _ in 0..MAX_PINGS {
+        assert_eq!(ping(&mut lane), Ok(Meaning::Ping(7)));
+    }
+    assert_eq!(ping(&mut lane), Err(Violation::TooManyPings));
+    // Answered means that the answer can leave, and not that it waits.
+    for _ in 0..10 {
+        lane.push_pong(7);
+    }
+    assert_eq!(ping(&mut lane), Err(Violation::TooManyPings));
+    assert_eq!(urgent(&mut lane).len(), 10);
+    for _ in 0..10 {
+        assert_eq!(ping(&mut lane), Ok(Meaning::Ping(7)));
+    }
+    assert_eq!(ping(&mut lane), Err(Violation::TooManyPings));
+    lane.push_pong(7);
+    lane.close();
+    assert_eq!(urgent(&mut lane), []);
+}
+
+#[test]
+fn a_lane_asks_no_more_than_its_peer_allows() {
+    let mut lane = Alone::new(1, 1, 1);
+    for token in 1..MAX_PINGS as u64 {
+        assert!(lane.push_ping(token));
+    }
+    assert!(!lane.push_ping(5000));
+    // There is room for one that must not be missing, and for no other.
+    assert!(lane.push_mark(77));
+    assert!(!lane.push_mark(78));
+    assert_eq!(urgent(&mut lane).len(), MAX_PINGS);
+    assert!(!lane.push_ping(5000));
+    for _ in 0..2 {
+        lane.handle_frame(&Header::new(Kind::Pong, 1)).unwrap();
+    }
+    assert!(lane.push_ping(5000));
+    assert!(!lane.push_ping(5001));
+    // More answers than questions are not counted against later ones.
+    for _ in 0..2 * MAX_PINGS {
+        lane.handle_frame(&Header::new(Kind::Pong, 1)).unwrap();
+    }
+    assert!(lane.push_ping(1));
+    assert_eq!(lane.pings, 1);
+}
+
+#[test]
+fn what_a_peer_is_owed_is_counted_until_it_can_leave() {
+    let mut lane = Alone::new(1, 1, 1);
+    lane.push_control(|out| out.resize(100, 0));
+    assert_eq!(lane.push_owed(|out| out.resize(110, 0)), 10);
+    assert_eq!(lane.push_owed(|out| out.resize(115, 0)), 15);
+    assert_eq!(lane.queued(), 115);
+    lane.encode_urgent(&mut Vec::new());
+    assert_eq!(lane.queued(), 0);
+    assert_eq!(lane.push_owed(|out| out.resize(7, 0)), 7);
+    lane.close();
+    assert_eq!(lane.push_owed(|_| panic!("nothing is queued")), 0);
 }
 
 #[test]
@@ -271,7 +334,7 @@ fn a_closed_lane_takes_and_sends_nothing() {
         .unwrap();
     lane.handle_landed(chunk(9, 0), None);
     lane.handle_request(1);
-    lane.push_mark(5);
+    assert!(lane.push_mark(5));
     lane.handle_frame(&frame(Kind::Write, chunk(9, 1), 1))
         .unwrap();
     lane.handle_landed(chunk(9, 1), None);
@@ -286,7 +349,7 @@ fn a_closed_lane_takes_and_sends_nothing() {
 
     assert_eq!(lane.offer(read.clone()), Err(read));
     lane.push_control(|_| panic!("nothing is queued"));
-    lane.push_mark(6);
+    assert!(!lane.push_mark(6) && !lane.push_ping(6));
     lane.handle_request(2);
     lane.handle_landed(chunk(9, 0), None);
     assert_eq!(urgent(&mut lane), []);
@@ -310,6 +373,7 @@ fn violations_name_the_chunk_and_the_limit() {
             found: 9,
         },
         Violation::TooManyRequests { window: 8 },
+        Violation::TooManyPings,
     ];
     let texts: Vec<_> = violations
         .iter()
@@ -321,6 +385,7 @@ fn violations_name_the_chunk_and_the_limit() {
             "it settled chunk 2 of transfer 1 with Ack, which is not in flight on this lane",
             "it answered chunk 2 of transfer 1 with 9 bytes where 10 were asked for",
             "it has more than 8 READ requests in flight on one lane",
+            "it has more than 1024 unanswered pings on one lane",
         ]
     );
 }

@@ -150,7 +150,7 @@ impl End {
 
     /// Sends a ping that has its turn behind everything that was sent before.
     pub(super) fn mark(&mut self, token: u64) {
-        self.lane.push_mark(token);
+        assert!(self.lane.push_mark(token));
         self.sent.push(Event::Mark(token));
     }
 
@@ -273,9 +273,7 @@ impl End {
             }
             Meaning::Pong(token) => return self.pongs.push(token),
             Meaning::Ping(0) => {
-                return self
-                    .lane
-                    .push_control(|out| Header::new(Kind::Pong, 0).encode(out));
+                return self.lane.push_pong(0);
             }
             Meaning::Ping(token) => Arrival::Mark(token),
             Meaning::Message => Arrival::Note(u64::from_le_bytes(bytes[..].try_into().unwrap())),
@@ -333,8 +331,7 @@ impl End {
                 Arrival::Note(number) => self.dealt_with.push(Event::Note(number)),
                 Arrival::Mark(token) => {
                     self.dealt_with.push(Event::Mark(token));
-                    self.lane
-                        .push_control(|out| Header::new(Kind::Pong, token).encode(out));
+                    self.lane.push_pong(token);
                 }
             }
         }

@@ -262,7 +262,7 @@ fn apply(model: &mut Model, lane: &mut Alone, step: Step) {
         }
         Step::Mark => {
             let token = u64::from(model.next());
-            lane.push_mark(token);
+            assert!(lane.push_mark(token));
             model.control.append(&mut model.replies);
             model.control.push((Kind::Ping, chunk(token, 0)));
         }

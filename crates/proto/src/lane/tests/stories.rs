@@ -208,9 +208,7 @@ fn a_ping_without_a_number_overtakes_a_payload_that_is_landing() {
     });
     pair.post(0, Op::Write, &[20]);
     pair.step(Duration::MAX);
-    pair.ends[0][0]
-        .lane
-        .push_control(|out| Header::new(Kind::Ping, 0).encode(out));
+    assert!(pair.ends[0][0].lane.push_ping(0));
     pair.ends[0][0].mark(9);
     while pair.ends[0][0].pongs.is_empty() {
         assert!(pair.step(Duration::MAX));
@@ -276,5 +274,43 @@ fn silence_is_as_long_as_the_stall_and_an_idle_lane_has_none() {
             seen <= stall + limit / 8 && seen + limit / 8 >= stall,
             "{seen:?} of {stall:?}"
         );
+    }
+}
+
+/// Nobody ever stops reading, so that nobody waits for a peer that waits for it: whatever two sides
+/// ask of each other at once stays within what each allows.
+#[test]
+fn two_sides_that_ask_all_they_may_at_once_both_get_their_answers() {
+    for seed in 1..20 {
+        let mut pair = Pair::new(&Setup {
+            windows: [3, 1],
+            copying: MS * 5,
+            bandwidth: 400_000,
+            seed,
+            ..Setup::default()
+        });
+        let mut asked = [0; 2];
+        for round in 0..40 {
+            for side in [0, 1] {
+                pair.post(side, [Op::Read, Op::Write][round % 2], &[50; 3]);
+                // The answers of one side are held up for a while, then those of the other.
+                pair.links[side][0].stalled = (round as u64 + seed) / 5 % 2 == side as u64;
+                let lane = &mut pair.ends[side][0].lane;
+                // One with a number waits for the payloads before it, 0 does not.
+                while lane.push_ping(asked[side] % 2) {
+                    asked[side] += 1;
+                }
+            }
+            pair.run_until(MS * 10 * round as u32);
+        }
+        for side in [0, 1] {
+            pair.links[side][0].stalled = false;
+        }
+        pair.run();
+        pair.assert_all_settled();
+        for side in [0, 1] {
+            assert!(asked[side] >= MAX_PINGS as u64, "{asked:?}");
+            assert_eq!(pair.ends[side][0].pongs.len() as u64, asked[side]);
+        }
     }
 }

@@ -53,7 +53,7 @@ fn after(mut lane: Alone, headers: &[Header]) -> Alone {
 /// How a lane gets into a state.
 type Story = fn() -> Alone;
 
-const STATES: [(&str, Story); 7] = [
+const STATES: [(&str, Story); 8] = [
     ("never sent", || lane(None)),
     ("WRITE in flight", || lane(Some(Op::Write))),
     ("READ in flight", || lane(Some(Op::Read))),
@@ -72,6 +72,9 @@ const STATES: [(&str, Story); 7] = [
     ("window of READs", || {
         after(lane(None), &[frame(Kind::Read, chunk(9, 0), 1)])
     }),
+    ("pings", || {
+        after(lane(None), &[Header::new(Kind::Ping, 1); MAX_PINGS])
+    }),
 ];
 
 fn outcome(result: Result<Meaning<Piece>, Violation>) -> &'static str {
@@ -86,7 +89,7 @@ fn outcome(result: Result<Meaning<Piece>, Violation>) -> &'static str {
         Err(Violation::NotInFlight { .. }) => "✗¹",
         Err(Violation::WrongLength { .. }) => "✗²",
         Err(Violation::TooManyRequests { .. }) => "✗³",
-        Err(Violation::TooManyWrites { .. }) => "✗³",
+        Err(Violation::TooManyWrites { .. } | Violation::TooManyPings) => "✗³",
         Err(Violation::LateComm) => "✗⁴",
     }
 }

@@ -7,6 +7,7 @@ use tcpx_proto::lane::Landing;
 use super::{Ended, Receiver};
 use crate::carrier::Over;
 use crate::error::LostCause;
+use crate::link::Held;
 use crate::link::tcp::Connection;
 use crate::link::tcp::event::Event;
 use crate::link::tcp::lane::Lane;
@@ -78,6 +79,7 @@ impl Receiver {
                     Some(message) => events.push(Event::Notified {
                         message,
                         with: Some(id),
+                        held: payload.held,
                     }),
                     None => self.replies = lane.landed(id, None),
                 }
@@ -102,7 +104,8 @@ impl Receiver {
                 _ => {}
             },
             Sink::Message { middle, bytes } => {
-                conclude_message(header, &middle, bytes, connection, events)?;
+                let message = (bytes, payload.held);
+                conclude_message(header, &middle, message, connection, events)?;
             }
         }
         Ok(())
@@ -112,7 +115,7 @@ impl Receiver {
 fn conclude_message(
     header: Header,
     middle: &[u8],
-    bytes: Vec<u8>,
+    (bytes, held): (Vec<u8>, Option<Held>),
     connection: &Connection,
     events: &mut Vec<Event>,
 ) -> Result<(), Ended> {
@@ -120,13 +123,14 @@ fn conclude_message(
         Kind::Notify => events.push(Event::Notified {
             message: bytes,
             with: None,
+            held,
         }),
         Kind::Send => {
             let (table, tag) = middle.split_at(header.table_bytes());
             let table = Table::decode(&header, table).map_err(Ended::misbehaved)?;
             let inline = (header.flags & FLAG_INLINE != 0).then_some(bytes);
             let arrival = Arrival::new(header.transfer, tag, &table, inline);
-            events.push(Event::Announced(arrival));
+            events.push(Event::Announced(arrival, held));
         }
         Kind::SendDone => {
             let status = Status::from_u8(header.flags);

@@ -1,0 +1,131 @@
+//! Messages in moments that applications do not choose.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use super::{TaggedSend, announce};
+use crate::testing::{LONG, Pair, session, wait_until};
+use crate::{Buffer, Error, Session, TransferState};
+
+const SMALL: usize = 64;
+
+fn region(session: &Session, len: usize) -> crate::Region {
+    session.register(&Buffer::new(len)).unwrap()
+}
+
+/// When both sides have connected there are two connections.
+#[test]
+fn a_message_ends_with_the_connection_that_it_was_announced_on() {
+    for _ in 0..1000 {
+        let (alice, bob) = (session("alice"), session("bob"));
+        let to_bob = alice.add_peer(&bob.connection_info()).unwrap();
+        let to_alice = bob.add_peer(&alice.connection_info()).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| to_bob.connect(LONG).unwrap());
+            scope.spawn(|| to_alice.connect(LONG).unwrap());
+        });
+        if [&alice, &bob].map(|s| s.core().context().links().len()) != [2, 2] {
+            continue;
+        }
+        let here = region(&alice, SMALL);
+        let send = alice.send(&to_bob, here.at(0), SMALL, 7).unwrap();
+        let receive = alice.recv(&to_bob, here.at(0), SMALL, 8).unwrap();
+        let used = to_bob.shared.link().expect("connected");
+        used.kill(Error::Aborted);
+        assert_eq!(send.wait(LONG), Err(Error::Aborted));
+        // The other connection still brings messages.
+        let there = region(&bob, SMALL);
+        wait_until("bob has noticed", || {
+            bob.core().context().links().len() == 1
+        });
+        let answer = bob.send(&to_alice, there.at(0), SMALL, 8).unwrap();
+        answer.wait(LONG).unwrap();
+        receive.wait(LONG).unwrap();
+        return;
+    }
+    panic!("never two connections");
+}
+
+#[test]
+fn a_message_after_a_disconnect_connects_anew() {
+    for _ in 0..20 {
+        let pair = Pair::new();
+        let (here, there) = (region(&pair.alice, SMALL), region(&pair.bob, SMALL));
+        pair.to_bob.disconnect();
+        let send = pair.alice.send(&pair.to_bob, here.at(0), SMALL, 7).unwrap();
+        let to_alice = pair.bob.accept(LONG).unwrap();
+        let receive = pair.bob.recv(&to_alice, there.at(0), SMALL, 7).unwrap();
+        receive.wait(LONG).unwrap();
+        send.wait(LONG).unwrap();
+    }
+}
+
+#[test]
+fn a_message_that_is_given_up_before_it_leaves_meets_no_receive() {
+    let (alice, bob) = (session("alice"), session("bob"));
+    let to_bob = alice.add_peer(&bob.connection_info()).unwrap();
+    let (here, there) = (region(&alice, SMALL), region(&bob, SMALL));
+    drop(alice.send(&to_bob, here.at(0), 1, 7).unwrap());
+    let next = alice.send(&to_bob, here.at(0), SMALL, 7).unwrap();
+    let to_alice = bob.accept(LONG).unwrap();
+    let receive = bob.recv(&to_alice, there.at(0), SMALL, 7).unwrap();
+    receive.wait(LONG).unwrap();
+    next.wait(LONG).unwrap();
+    assert_eq!(receive.received(), SMALL as u64);
+}
+
+#[test]
+fn a_message_to_oneself_does_not_keep_a_closed_session() {
+    let alice = session("alice");
+    let here = region(&alice, SMALL);
+    let core = Arc::downgrade(alice.core());
+    let (span, memory) = alice.core().slice(here.at(0), SMALL).unwrap();
+    let send = TaggedSend::new(alice.core().context(), 7, span, &memory);
+    let own_peer = Arc::clone(alice.core().own_peer());
+    own_peer.tagged.add_send(&send).unwrap();
+    let link = own_peer.link().unwrap();
+    alice.close();
+    announce(&own_peer, &link, &send);
+    assert_eq!(send.completion.state(), TransferState::Failed);
+    assert!(own_peer.tagged.add_send(&send).is_err());
+    drop((link, send, here, memory, own_peer, alice));
+    assert!(core.upgrade().is_none());
+}
+
+/// Whoever takes memory back waits for the copies of messages out of it and into it.
+#[test]
+fn messages_are_copied_when_nobody_takes_their_memory_back() {
+    let pair = Pair::new();
+    let (here, there) = (region(&pair.alice, SMALL), region(&pair.bob, SMALL));
+    let waits = |session: &Session, copy: &(dyn Fn() + Sync)| {
+        let (tell, told) = channel();
+        let taking_back = session.core().context().copies.hold();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                copy();
+                tell.send(()).unwrap();
+            });
+            let early = told.recv_timeout(Duration::from_millis(100));
+            assert!(early.is_err(), "it was copied meanwhile");
+            drop(taking_back);
+        });
+    };
+    let send = || {
+        let send = pair.alice.send(&pair.to_bob, here.at(0), SMALL, 7).unwrap();
+        // Its end is waited for elsewhere.
+        std::mem::forget(send);
+    };
+    waits(&pair.alice, &send);
+    wait_until("the message is there", || {
+        let tagged = &pair.to_alice.shared.tagged;
+        !tagged.state.lock().arrived.is_empty()
+    });
+    waits(&pair.bob, &|| {
+        let receive = pair
+            .bob
+            .recv(&pair.to_alice, there.at(0), SMALL, 7)
+            .unwrap();
+        receive.wait(LONG).unwrap();
+    });
+}

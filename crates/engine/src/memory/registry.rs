@@ -11,6 +11,7 @@ use tcpx_cuda::Device;
 use tcpx_net::Span;
 use tcpx_proto::descriptor::{RegionDescriptor, RegionKey};
 use tcpx_proto::frame::{Entry, Status, Table};
+use tcpx_proto::lane::Op;
 
 use super::staging::{Staging, is_same_place};
 use super::{Buffer, MemId, MemoryKind, Region};
@@ -57,6 +58,11 @@ impl Memory {
     pub(crate) fn is_live(&self) -> bool {
         self.live.load(Ordering::Acquire)
             && self.part_of.as_ref().is_none_or(|whole| whole.is_live())
+    }
+
+    /// Whether a peer that has the key may do this with the memory now.
+    fn is_open_for(&self, op: Op) -> bool {
+        self.is_live() && (op == Op::Read || self.part_of.is_none())
     }
 }
 
@@ -210,7 +216,8 @@ impl Registry {
         Ok(Region::new(registration))
     }
 
-    /// Opens a part of registered memory to whoever has the new key, until [`Registry::remove_alias`].
+    /// Opens a part of registered memory for READs of whoever has the new key, until
+    /// [`Registry::remove_alias`].
     pub(crate) fn add_alias(&self, whole: &Arc<Memory>, span: Span) -> Arc<Memory> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let key = self.keyed_hash(&[b"alias", &id.to_le_bytes()]);
@@ -261,9 +268,10 @@ impl Registry {
     }
 
     /// Grants access to every range of `table` or to none: fills `spans` in payload order (touching
-    /// neighbours merged) and `memory` with what they belong to.
+    /// neighbours merged) and `memory` with what they belong to. An alias is open for READs alone.
     pub(crate) fn resolve(
         &self,
+        op: Op,
         table: &Table<'_>,
         spans: &mut Vec<Span>,
         memory: &mut Vec<Arc<Memory>>,
@@ -274,7 +282,7 @@ impl Registry {
             let by_key = self.by_key.read();
             for (index, key) in table.regions().enumerate() {
                 match by_key.get(&key) {
-                    Some((found, _)) if found.is_live() => memory.push(Arc::clone(found)),
+                    Some((found, _)) if found.is_open_for(op) => memory.push(Arc::clone(found)),
                     _ => return Err(Refusal::UnknownRegion { index }),
                 }
             }

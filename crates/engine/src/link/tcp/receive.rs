@@ -14,7 +14,7 @@ use tcpx_net::Cursor;
 use tcpx_proto::frame::{
     FLAG_COMM, FLAG_NOTIFY, HEADER_BYTES, Header, MAX_EXTRA_BYTES, MAX_TABLE_BYTES, Table,
 };
-use tcpx_proto::lane::{Landing, Meaning};
+use tcpx_proto::lane::{Landing, Meaning, Op};
 
 use super::Connection;
 use super::event::Event;
@@ -419,7 +419,7 @@ impl Receiver {
             Meaning::Write(_) => {
                 let table = Table::decode(&header, table).map_err(Ended::misbehaved)?;
                 let mut grant = self.spare.pop().unwrap_or_default();
-                sink = match grant.fill(registry, &table) {
+                sink = match grant.fill(registry, Op::Write, &table) {
                     Ok(()) => Sink::Regions {
                         grant,
                         notification: (header.flags & FLAG_NOTIFY != 0).then(|| extra.to_vec()),
@@ -431,7 +431,8 @@ impl Receiver {
                 let table = Table::decode(&header, table).map_err(Ended::misbehaved)?;
                 let mut books = lane.books.lock();
                 let mut grant = books.spare.pop().unwrap_or_default();
-                let outcome = grant.fill(registry, &table).map(|()| grant);
+                let filled = grant.fill(registry, Op::Read, &table);
+                let outcome = filled.map(|()| grant);
                 let bytes = header.payload as usize;
                 books.lane.handle_request(Answer { id, bytes, outcome });
                 drop(books);

@@ -14,8 +14,10 @@
 //! | [`remote`], [`protocol`], [`serve`] | the other process: its handle, the pipe between, its inside |
 //! | [`story`](mod@story) | a time limit around a test, and waiting for conditions |
 //! | [`raw`] | sockets that speak the protocol badly on purpose |
+//! | [`attack`] | a session under attack by insiders, and what must hold then |
 //! | [`netns`] | two machines in one: network namespaces with cables between them |
 
+pub mod attack;
 pub mod host;
 pub mod memory;
 pub mod netns;

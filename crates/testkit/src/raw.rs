@@ -57,7 +57,9 @@ pub struct Stranger {
     pub id: [u8; 16],
     /// The number of its connection.
     pub connection: u64,
-    /// How many lanes it promises; only the first one comes.
+    /// Which of its lanes comes.
+    pub lane: u16,
+    /// How many lanes it promises.
     pub lanes: u16,
     /// What it offers and requires.
     pub offer: Offer,
@@ -69,6 +71,7 @@ impl Stranger {
         name: "mallory",
         id: [0x66; 16],
         connection: 1,
+        lane: 0,
         lanes: 1,
         offer: Offer::NONE,
     };
@@ -87,7 +90,7 @@ impl Stranger {
                 secret: Secret::new([0x66; 32]),
             },
             target,
-            lane: LaneHello::new(self.connection, 0, self.lanes, window).expect("lane 0"),
+            lane: LaneHello::new(self.connection, self.lane, self.lanes, window).expect("a lane"),
             offer: self.offer,
             nonce: [0x66; 32],
         })

@@ -1,0 +1,140 @@
+//! Peers that take their time.
+
+use std::io::{Read, Write};
+
+use tcpx_proto::frame::{FLAG_NOTIFY, Header, Kind, Status};
+use tcpx_testkit::attack::{GRANTED, Scene, ask, plain, table};
+use tcpx_testkit::{Content, story};
+
+/// A handshake and frames of every kind mean the same in pieces of one byte.
+#[test]
+fn one_byte_at_a_time_is_as_good_as_all_at_once() {
+    story(|| {
+        let scene = Scene::new();
+        let granted = scene.granted();
+        let mut stream = scene.dial();
+        let mut client = scene.stranger().client(&scene.info());
+        let mut received = Vec::new();
+        while client.established().is_none() {
+            while let Some(bytes) = client.poll_transmit() {
+                for byte in bytes {
+                    stream.write_all(&[byte]).expect("taken");
+                }
+            }
+            let mut byte = [0];
+            stream.read_exact(&mut byte).expect("an answer");
+            received.push(byte[0]);
+            let consumed = client.handle(&received).expect("the victim is honest");
+            received.drain(..consumed);
+        }
+        let mut slow = scene.accepted(vec![stream]);
+
+        // A WRITE in two parts, with a notification.
+        let entries = [
+            (granted.address + 10, 20, 0),
+            (granted.address + 100, 30, 0),
+        ];
+        let write = Header {
+            flags: FLAG_NOTIFY,
+            regions: 1,
+            entries: 2,
+            extra: 5,
+            payload: 50,
+            ..Header::new(Kind::Write, 1)
+        };
+        let mut bytes = Vec::new();
+        write.encode(&mut bytes);
+        bytes.extend(table(&[granted.key], &entries));
+        bytes.extend(b"there");
+        bytes.extend([0x11; 20]);
+        bytes.extend([0x22; 30]);
+        slow.send_slowly(&bytes);
+        let ack = slow.frame();
+        assert_eq!((ack.header.kind, ack.id()), (Kind::Ack, (1, 0)));
+        let landed = [
+            (10, 20, Content::Byte(0x11)),
+            (100, 30, Content::Byte(0x22)),
+        ];
+        scene.holds(&landed);
+        assert_eq!(scene.victim.notification().message, b"there");
+
+        // A READ of it, and messages.
+        slow.send_slowly(&ask(Kind::Read, (2, 7), &[granted.key], &entries));
+        let data = slow.frame();
+        assert_eq!((data.header.kind, data.id()), (Kind::Data, (2, 7)));
+        assert_eq!(data.payload, [[0x11; 20].to_vec(), vec![0x22; 30]].concat());
+        slow.send_slowly(&plain(Kind::Notify, (0, 0), b"slowly"));
+        assert!(slow.sync().is_empty());
+        assert_eq!(scene.victim.notification().message, b"slowly");
+        scene.holds(&landed);
+        scene.honest_peer_goes_on();
+    });
+}
+
+/// Memory is taken back from a peer that has begun a WRITE and does not go on.
+#[test]
+fn half_a_payload_holds_no_memory() {
+    story(|| {
+        let scene = Scene::new();
+        let granted = scene.granted();
+        let mut slow = scene.insider();
+        let entries = [(granted.address, GRANTED as u32, 0)];
+        slow.send(&ask(Kind::Write, (1, 0), &[granted.key], &entries));
+        slow.send(&[0x11; 1000]);
+        scene.honest_peer_goes_on();
+        scene.region().deregister().expect("registered");
+        // What came before may have landed, in its place; what comes now does not land anywhere.
+        scene.poison();
+        slow.send(&[0x22; GRANTED - 1000]);
+        let refused = slow.frame();
+        assert_eq!(
+            (refused.header.kind, refused.id()),
+            (Kind::WriteError, (1, 0))
+        );
+        assert_eq!(refused.header.flags, Status::UnknownRegion as u8);
+        scene.unharmed();
+        // The same for all that asks for it later.
+        slow.send(&ask(Kind::Read, (2, 0), &[granted.key], &entries));
+        let refused = slow.frame();
+        assert_eq!(
+            (refused.header.kind, refused.id()),
+            (Kind::ReadError, (2, 0))
+        );
+        assert_eq!(refused.header.flags, Status::UnknownRegion as u8);
+        assert!(slow.sync().is_empty());
+        scene.honest_peer_goes_on();
+    });
+}
+
+/// A lane that is cut in the middle of a frame, at each of its parts.
+#[test]
+fn a_frame_without_an_end_ends_with_its_connection() {
+    story(|| {
+        let scene = Scene::new();
+        let granted = scene.granted();
+        let mut write = ask(
+            Kind::Write,
+            (1, 0),
+            &[granted.key],
+            &[(granted.address, 100, 0)],
+        );
+        write.extend([0x11; 100]);
+        for cut in [1, 31, 32, 40, 63, 64, 163] {
+            let mut slow = scene.insider();
+            slow.send(&write[..cut]);
+            slow.lanes[0]
+                .shutdown(std::net::Shutdown::Write)
+                .expect("open");
+            let error = slow.ended();
+            assert_eq!(error.kind(), tcpx::ErrorKind::Disconnected, "{error}");
+        }
+        // Nothing beyond what was sent has landed.
+        let landed = scene.local().memory.bytes(GRANTED, 100);
+        let (before, behind) = landed.split_at(99);
+        assert!(before.iter().all(|b| [0x11, 0xA5].contains(b)));
+        assert_eq!(behind, [0xA5], "a byte that was never sent");
+        scene.local().memory.put(GRANTED, 100, Content::Byte(0xA5));
+        scene.unharmed();
+        scene.honest_peer_goes_on();
+    });
+}

@@ -1,5 +1,5 @@
 //! What the fuzz targets check. Each module has one `check`, which takes any bytes and panics when
-//! `tcpx-proto` breaks a promise; the targets in `fuzz_targets/` only pass bytes on.
+//! `tcpx-proto`, or a whole session, breaks a promise; the targets in `fuzz_targets/` only pass bytes on.
 //!
 //! ```text
 //! cargo +nightly fuzz run handshake fuzz/corpus/handshake fuzz/seeds/handshake -- -max_len=4096
@@ -16,3 +16,4 @@ pub mod connection_info;
 pub mod frame;
 pub mod handshake;
 pub mod lane;
+pub mod session;

@@ -46,6 +46,11 @@ fn lane() {
 }
 
 #[test]
+fn session() {
+    each_seed("session", tcpx_fuzz::session::check);
+}
+
+#[test]
 fn noise_on_lanes() {
     // A linear congruential generator: the same noise each time. Every byte is an operation.
     let mut state = 1u64;

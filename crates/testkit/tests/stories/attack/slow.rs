@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 
 use tcpx_proto::frame::{FLAG_NOTIFY, Header, Kind, Status};
 use tcpx_testkit::attack::{GRANTED, Scene, ask, plain, table};
+use tcpx_testkit::raw::shout;
 use tcpx_testkit::{Content, story};
 
 /// A handshake and frames of every kind mean the same in pieces of one byte.
@@ -136,5 +137,39 @@ fn a_frame_without_an_end_ends_with_its_connection() {
         scene.local().memory.put(GRANTED, 100, Content::Byte(0xA5));
         scene.unharmed();
         scene.honest_peer_goes_on();
+    });
+}
+
+/// A peer that answers nothing keeps a session closing for a while. Nobody is let in meanwhile.
+#[test]
+fn a_session_that_closes_lets_nobody_in() {
+    story(|| {
+        let scene = Scene::new();
+        let (info, stranger) = (scene.info(), scene.stranger());
+        let mut slow = scene.insider();
+        std::thread::scope(|scope| {
+            let closing = scope.spawn(|| scene.victim.session.close());
+            // It asks whether everything has arrived; the answer is awaited for seconds.
+            assert_eq!(slow.frame().header.kind, Kind::Ping);
+            let mut stream = scene.dial();
+            let mut client = stranger.client(&info);
+            shout(&mut stream, &client.poll_transmit().expect("a hello"));
+            let mut said = vec![0; 8];
+            // On a busy machine it may have closed by now.
+            if stream.read_exact(&mut said).is_ok() {
+                assert_eq!(&said[..6], b"TCPX\x02\0", "a ServerHello");
+                let len = usize::from(u16::from_le_bytes([said[6], said[7]]));
+                said.resize(8 + len, 0);
+                stream.read_exact(&mut said[8..]).expect("the rest of it");
+                client.handle(&said).expect("the victim is honest");
+                shout(&mut stream, &client.poll_transmit().expect("a proof"));
+                let mut said = [0; 10];
+                if stream.read_exact(&mut said).is_ok() {
+                    assert_eq!(&said, b"TCPX\x05\0\x02\0\x05\0", "a Reject");
+                }
+            }
+            slow.lanes.clear();
+            closing.join().expect("closed");
+        });
     });
 }

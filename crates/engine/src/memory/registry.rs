@@ -384,3 +384,6 @@ pub(crate) fn push_merged(spans: &mut Vec<Span>, span: Span) {
     }
     spans.push(span);
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,8 +7,9 @@
 //! cargo run --manifest-path fuzz/Cargo.toml --example seeds # writes fuzz/seeds again
 //! ```
 //!
-//! Found inputs go to `fuzz/corpus`, which is not kept; `fuzz/seeds` is small and kept. A crash
-//! becomes a unit test beside the code it was found in.
+//! Inputs that fuzzing finds go to `fuzz/corpus`, which is not kept; `fuzz/seeds` (made by hand) and
+//! `fuzz/found` (the smallest part of the corpus that covers as much, by `scripts/fuzz --keep`) are. A
+//! crash becomes a unit test beside the code it was found in.
 
 #![forbid(unsafe_code)]
 

@@ -49,12 +49,18 @@ impl Default for Scene {
 
 impl Scene {
     /// Starts both sessions and connects them.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::on(&Setup::lanes4_workers3())
+    }
+
+    /// As [`Scene::new`], with other settings.
     ///
     /// # Panics
     /// When that fails.
     #[must_use]
-    pub fn new() -> Self {
-        let setup = Setup::lanes4_workers3().native();
+    pub fn on(setup: &Setup) -> Self {
+        let setup = setup.native();
         let victim = Host::open("victim", &setup.with("window", WINDOW));
         let bob = RemoteProcess::open("bob", &setup);
         let to_bob = victim.knows(&bob);

@@ -2,10 +2,10 @@
 
 use std::io::{Read, Write};
 
-use tcpx_proto::frame::{FLAG_NOTIFY, Header, Kind, Status};
+use tcpx_proto::frame::{FLAG_NOTIFY, HEADER_BYTES, Header, Kind, Status};
 use tcpx_testkit::attack::{GRANTED, Scene, ask, plain, table};
 use tcpx_testkit::raw::shout;
-use tcpx_testkit::{Content, story};
+use tcpx_testkit::{Content, Setup, story};
 
 /// A handshake and frames of every kind mean the same in pieces of one byte.
 #[test]
@@ -102,6 +102,43 @@ fn half_a_payload_holds_no_memory() {
             (Kind::ReadError, (2, 0))
         );
         assert_eq!(refused.header.flags, Status::UnknownRegion as u8);
+        assert!(slow.sync().is_empty());
+        scene.honest_peer_goes_on();
+    });
+}
+
+/// Answers to a peer that does not read them wait. Memory is taken back all the same: what has begun
+/// is completed from a copy, what has not is refused.
+#[test]
+fn answers_that_wait_do_not_use_memory_that_was_taken_back() {
+    story(|| {
+        let scene = Scene::on(&Setup::small_buffers());
+        let granted = scene.granted();
+        let mut slow = scene.insider();
+        // 4 MiB, more than such sockets hold: the first answer begins and does not end.
+        let entries = [(granted.address, GRANTED as u32, 0); 64];
+        for seq in 0..3 {
+            slow.send(&ask(Kind::Read, (1, seq), &[granted.key], &entries));
+        }
+        let mut header = [0; HEADER_BYTES];
+        slow.lanes[0].read_exact(&mut header).expect("an answer");
+        let header = Header::decode(&header).expect("a frame");
+        assert_eq!((header.kind, header.seq), (Kind::Data, 0));
+        scene.honest_peer_goes_on();
+        scene.region().deregister().expect("registered");
+        scene.local().memory.fill(Content::Byte(0x77));
+        let mut data = vec![0; header.payload as usize];
+        slow.lanes[0].read_exact(&mut data).expect("all of it");
+        let later = data.iter().filter(|byte| **byte != 0xA5).count();
+        assert_eq!(later, 0, "bytes of an answer were read afterwards");
+        for seq in 1..3 {
+            let refused = slow.frame();
+            assert_eq!(
+                (refused.header.kind, refused.id()),
+                (Kind::ReadError, (1, seq))
+            );
+            assert_eq!(refused.header.flags, Status::UnknownRegion as u8);
+        }
         assert!(slow.sync().is_empty());
         scene.honest_peer_goes_on();
     });

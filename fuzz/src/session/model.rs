@@ -64,7 +64,7 @@ pub(super) struct Model {
     stage: Stage,
     due: Vec<Due>,
     ours: Vec<Ours>,
-    settled: Vec<(Ours, bool)>,
+    settled: Vec<(Ours, Option<bool>)>,
     /// WRITE chunks and READ requests since the last look.
     writes: usize,
     reads: usize,
@@ -90,12 +90,9 @@ impl Model {
         self.verdict
     }
 
+    /// The memory is taken back. Chunks stay in flight until they are answered, and land nowhere.
     pub(super) fn deregister(&mut self) {
         self.granted = None;
-        // What they would land in, or come from, is gone.
-        for ours in self.ours.drain(..) {
-            self.settled.push((ours, false));
-        }
     }
 
     pub(super) fn begun(&mut self, ours: Ours) {
@@ -105,7 +102,7 @@ impl Model {
     /// Whether a chunk of the victim has ended, and well. None if it may be either.
     pub(super) fn settled(&self, ours: &Ours) -> Option<bool> {
         let settled = self.settled.iter().find(|(settled, _)| settled == ours);
-        Some(settled.is_some_and(|(_, well)| *well))
+        settled.map_or(Some(false), |(_, outcome)| *outcome)
     }
 
     /// Whether more bytes could pass the window, or change what a READ finds.
@@ -255,8 +252,14 @@ impl Model {
                 if header.kind == Kind::Data && self.granted.is_some() {
                     self.memory[GRANTED..GRANTED + payload.len()].copy_from_slice(payload);
                 }
-                let well = matches!(header.kind, Kind::Ack | Kind::Data);
-                self.settled.push((ours, well));
+                let outcome = match header.kind {
+                    // It has left before; whether its run fails depends on who looks first.
+                    Kind::Ack if self.granted.is_none() => None,
+                    Kind::Ack => Some(true),
+                    Kind::Data => Some(self.granted.is_some()),
+                    _ => Some(false),
+                };
+                self.settled.push((ours, outcome));
             }
         }
         let due = |kind, status| Due {

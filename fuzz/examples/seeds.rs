@@ -15,6 +15,7 @@ fn main() -> std::io::Result<()> {
         ("frame", frames()),
         ("handshake", handshakes()),
         ("lane", lanes()),
+        ("session", sessions()),
     ] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("seeds")
@@ -282,5 +283,93 @@ fn lanes() -> Seeds {
                 record(0, table(Kind::Read, 2)),
             ]),
         ),
+    ]
+}
+
+fn sessions() -> Seeds {
+    use tcpx_fuzz::session::Action as Do;
+    // Two ranges inside, one that begins before the region, one that ends behind it.
+    let inside = [10, 0, 20, 0, 100, 0, 30, 0];
+    let before = [0xFF, 0xFF, 8, 0];
+    let behind = [0xFF, 0x0F, 2, 0];
+    let ask = |action: Do, key: u8, flags: u8, ranges: &[u8]| {
+        let count = (ranges.len() / 4 - 1) as u8;
+        [&[action as u8, key, flags, count], ranges].concat()
+    };
+    let plain = |kind: Kind, transfer: u8, payload: u8| {
+        let action = Do::Plain as u8;
+        vec![action, kind as u8, transfer, 0, 0, payload, 0]
+    };
+    let sync = || vec![Do::Sync as u8];
+    let begin = |op: u8| vec![Do::Begin as u8, op, 99, 0];
+    let settle = |which: u8, kind: u8, delta: u8| vec![Do::Settle as u8, which, kind, delta];
+    let mut header = vec![Do::Header as u8];
+    let tagged = Header {
+        extra: TAG_BYTES as u32,
+        flags: FLAG_INLINE,
+        ..Header::new(Kind::Send, 3)
+    };
+    tagged.encode(&mut header);
+    let joined = |parts: &[Vec<u8>]| parts.concat();
+    vec![
+        (
+            "write-read",
+            joined(&[
+                ask(Do::Write, 2, 1, &inside),
+                ask(Do::Read, 2, 0, &inside),
+                ask(Do::Write, 2, 0, &inside[..4]),
+                sync(),
+            ]),
+        ),
+        (
+            "refused",
+            joined(&[
+                ask(Do::Write, 2, 0, &before),
+                ask(Do::Read, 2, 0, &behind),
+                ask(Do::Write, 0, 0, &inside),
+                ask(Do::Read, 1, 0, &inside),
+            ]),
+        ),
+        (
+            "deregister",
+            joined(&[
+                ask(Do::Write, 2, 3, &inside),
+                vec![Do::Deregister as u8],
+                ask(Do::Write, 2, 3, &inside),
+                ask(Do::Read, 2, 0, &inside),
+            ]),
+        ),
+        (
+            "settle",
+            joined(&[
+                begin(0),
+                begin(1),
+                settle(0, 7, 1),
+                settle(1, 7, 1),
+                sync(),
+                settle(1, 7, 1),
+            ]),
+        ),
+        ("wrong-length", joined(&[begin(1), settle(0, 2, 8)])),
+        (
+            "refused-ours",
+            joined(&[begin(0), begin(1), settle(0, 1, 1), settle(1, 3, 1)]),
+        ),
+        (
+            "messages",
+            joined(&[
+                plain(Kind::Notify, 0, 5),
+                plain(Kind::Ping, 7, 0),
+                plain(Kind::Pong, 7, 0),
+                plain(Kind::SendDone, 7, 3),
+                header,
+                sync(),
+            ]),
+        ),
+        (
+            "goodbye",
+            joined(&[plain(Kind::Goodbye, 0, 4), plain(Kind::Ping, 1, 0)]),
+        ),
+        ("half", [vec![Do::Bytes as u8, 3], vec![7, 0, 0]].concat()),
     ]
 }

@@ -1,5 +1,5 @@
-//! The checks hold for every seed, for every seed with one bit changed or an end cut off, and for
-//! noise where that gets anywhere.
+//! The checks hold for every seed, for every seed with one bit changed or an end cut off, for every
+//! input that fuzzing has found, and for noise where that gets anywhere.
 
 use std::fs;
 use std::path::Path;
@@ -23,6 +23,12 @@ fn each_seed(target: &str, check: fn(&[u8])) {
         count += 1;
     }
     assert!(count > 0, "no seeds for {target}");
+    let found = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("found")
+        .join(target);
+    for entry in fs::read_dir(found).expect("inputs that were found: scripts/fuzz --keep") {
+        check(&fs::read(entry.unwrap().path()).unwrap());
+    }
 }
 
 #[test]
@@ -43,6 +49,11 @@ fn handshake() {
 #[test]
 fn lane() {
     each_seed("lane", tcpx_fuzz::lane::check);
+}
+
+#[test]
+fn session() {
+    each_seed("session", tcpx_fuzz::session::check);
 }
 
 #[test]

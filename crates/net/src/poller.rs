@@ -96,7 +96,7 @@ impl Poller {
     pub fn arm_for_writing(&self, source: impl AsFd, token: u64) -> io::Result<()> {
         let flags = epoll::EventFlags::ONESHOT | epoll::EventFlags::OUT;
         let data = epoll::EventData::new_u64(token);
-        Ok(epoll::modify(&self.epoll, source, data, flags)?)
+        Ok(epoll::modify(&*self.epoll, source, data, flags)?)
     }
 
     /// Forgets a source.

@@ -250,6 +250,33 @@ mod tests {
     }
 
     #[test]
+    fn spans_that_touch_in_order_join_and_others_do_not() {
+        let mut bytes = [0; 10];
+        let whole = span(&mut bytes);
+        let part = |at, len| whole.slice(at, len).unwrap();
+        assert_eq!(part(0, 3).join(part(3, 7)), Some(whole));
+        assert_eq!(part(4, 0).join(part(4, 2)), Some(part(4, 2)));
+        for (one, other) in [((0, 3), (4, 6)), ((0, 4), (3, 7)), ((3, 7), (0, 3))] {
+            assert_eq!(part(one.0, one.1).join(part(other.0, other.1)), None);
+        }
+        assert!(part(4, 0).is_empty() && !part(4, 1).is_empty());
+        assert_eq!(part(4, 1).address(), whole.address() + 4);
+        assert_eq!(whole.address(), bytes.as_ptr() as usize);
+    }
+
+    #[test]
+    fn copies_are_as_long_as_the_shorter_side() {
+        let mut bytes = [1, 2, 3, 4];
+        let whole = span(&mut bytes);
+        let mut out = [9; 6];
+        assert_eq!(whole.copy_to(&mut out), 4);
+        assert_eq!(out, [1, 2, 3, 4, 9, 9]);
+        assert_eq!(whole.copy_to(&mut out[..2]), 2);
+        assert_eq!(whole.slice(1, 2).unwrap().copy_from(&[7, 8, 9]), 2);
+        assert_eq!(bytes, [1, 7, 8, 4]);
+    }
+
+    #[test]
     fn the_cursor_visits_every_byte_once() {
         let mut memory = vec![0u8; 100];
         let whole = span(&mut memory);

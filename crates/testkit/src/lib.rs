@@ -15,8 +15,10 @@
 //! | [`story`](mod@story) | a time limit around a test, and waiting for conditions |
 //! | [`forked`] | children of the other process, which share its memory and not its threads |
 //! | [`raw`] | sockets that speak the protocol badly on purpose |
+//! | [`attack`] | a session under attack by insiders, and what must hold then |
 //! | [`netns`] | two machines in one: network namespaces with cables between them |
 
+pub mod attack;
 pub mod forked;
 pub mod host;
 pub mod memory;

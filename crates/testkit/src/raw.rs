@@ -79,7 +79,9 @@ pub struct Stranger {
     pub id: [u8; 16],
     /// The number of its connection.
     pub connection: u64,
-    /// How many lanes it promises; those come that shake hands.
+    /// Which of its lanes comes.
+    pub lane: u16,
+    /// How many lanes it promises.
     pub lanes: u16,
     /// What it offers and requires.
     pub offer: Offer,
@@ -91,6 +93,7 @@ impl Stranger {
         name: "mallory",
         id: [0x66; 16],
         connection: 1,
+        lane: 0,
         lanes: 1,
         offer: Offer::NONE,
     };
@@ -101,10 +104,6 @@ impl Stranger {
     /// When it promises no lanes.
     #[must_use]
     pub fn client(&self, target: &ConnectionInfo) -> Client {
-        self.client_of_lane(target, 0)
-    }
-
-    fn client_of_lane(&self, target: &ConnectionInfo, lane: u16) -> Client {
         let window = NonZeroU32::new(16).expect("not zero");
         Client::new(ClientConfig {
             identity: Identity {
@@ -113,8 +112,7 @@ impl Stranger {
                 secret: Secret::new([0x66; 32]),
             },
             target,
-            lane: LaneHello::new(self.connection, lane, self.lanes, window)
-                .expect("one of its lanes"),
+            lane: LaneHello::new(self.connection, self.lane, self.lanes, window).expect("a lane"),
             offer: self.offer,
             nonce: [0x66; 32],
         })
@@ -132,23 +130,7 @@ impl Stranger {
         stream: &mut TcpStream,
         target: &ConnectionInfo,
     ) -> Result<Established, HandshakeError> {
-        self.shake_hands_on_lane(stream, target, 0)
-    }
-
-    /// As [`Stranger::shake_hands`], for any of its lanes.
-    ///
-    /// # Errors
-    /// What either side had against it.
-    ///
-    /// # Panics
-    /// When the other side does not answer, or there is no such lane.
-    pub fn shake_hands_on_lane(
-        &self,
-        stream: &mut TcpStream,
-        target: &ConnectionInfo,
-        lane: u16,
-    ) -> Result<Established, HandshakeError> {
-        let mut client = self.client_of_lane(target, lane);
+        let mut client = self.client(target);
         let mut received = Vec::new();
         loop {
             while let Some(bytes) = client.poll_transmit() {

@@ -137,7 +137,7 @@ impl Local {
         let (mut there, mut memory) = (Vec::new(), Vec::new());
         let registry = &self.context.registry;
         registry
-            .resolve(&table, &mut there, &mut memory)
+            .resolve(run.plan.op, &table, &mut there, &mut memory)
             .map_err(refused)?;
         let device = one_device(&memory).map_err(refused)?;
         let there = Side {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tcpx_cuda::Device;
 use tcpx_net::Span;
 use tcpx_proto::frame::Table;
+use tcpx_proto::lane::Op;
 
 use super::registry::{Memory, Refusal, Registry, one_device};
 
@@ -30,10 +31,15 @@ pub(crate) struct Grant {
 }
 
 impl Grant {
-    pub(crate) fn fill(&mut self, regions: &Registry, table: &Table<'_>) -> Result<(), Refusal> {
+    pub(crate) fn fill(
+        &mut self,
+        regions: &Registry,
+        op: Op,
+        table: &Table<'_>,
+    ) -> Result<(), Refusal> {
         // Before the look-up: what is revoked after this shows as a changed epoch.
         self.epoch = regions.epoch();
-        regions.resolve(table, &mut self.spans, &mut self.memory)?;
+        regions.resolve(op, table, &mut self.spans, &mut self.memory)?;
         self.device = one_device(&self.memory)?;
         Ok(())
     }

@@ -11,6 +11,7 @@ use tcpx_cuda::Device;
 use tcpx_net::Span;
 use tcpx_proto::descriptor::{RegionDescriptor, RegionKey};
 use tcpx_proto::frame::{Entry, Status, Table};
+use tcpx_proto::lane::Op;
 
 use super::staging::{Staging, is_same_place};
 use super::{Buffer, MemId, MemoryKind, Region};
@@ -55,6 +56,11 @@ impl Memory {
     pub(crate) fn is_live(&self) -> bool {
         self.live.load(Ordering::Acquire)
             && self.part_of.as_ref().is_none_or(|whole| whole.is_live())
+    }
+
+    /// Whether a peer that has the key may do this with the memory now.
+    fn is_open_for(&self, op: Op) -> bool {
+        self.is_live() && (op == Op::Read || self.part_of.is_none())
     }
 }
 
@@ -211,7 +217,8 @@ impl Registry {
         Ok(Region::new(registration))
     }
 
-    /// Opens a part of registered memory to whoever has the new key, until [`Registry::remove_alias`].
+    /// Opens a part of registered memory for READs of whoever has the new key, until
+    /// [`Registry::remove_alias`].
     pub(crate) fn add_alias(&self, whole: &Arc<Memory>, span: Span) -> Arc<Memory> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let key = self.keyed_hash(&[b"alias", &id.to_le_bytes()]);
@@ -261,9 +268,10 @@ impl Registry {
     }
 
     /// Grants access to every range of `table` or to none: fills `spans` in payload order (touching
-    /// neighbours merged) and `memory` with what they belong to.
+    /// neighbours merged) and `memory` with what they belong to. An alias is open for READs alone.
     pub(crate) fn resolve(
         &self,
+        op: Op,
         table: &Table<'_>,
         spans: &mut Vec<Span>,
         memory: &mut Vec<Arc<Memory>>,
@@ -274,7 +282,7 @@ impl Registry {
             let by_key = self.by_key.read();
             for (index, key) in table.regions().enumerate() {
                 match by_key.get(&key) {
-                    Some((found, _)) if found.is_live() => memory.push(Arc::clone(found)),
+                    Some((found, _)) if found.is_open_for(op) => memory.push(Arc::clone(found)),
                     _ => return Err(Refusal::UnknownRegion { index }),
                 }
             }
@@ -378,36 +386,4 @@ pub(crate) fn push_merged(spans: &mut Vec<Span>, span: Span) {
 }
 
 #[cfg(test)]
-mod tests {
-    use crate::testing::session;
-    use crate::{Buffer, MemoryKind, Region, Session};
-
-    fn register_raw(session: &Session, buffer: &Buffer) -> Region {
-        let (address, len) = (buffer.address() as *mut u8, buffer.len());
-        // SAFETY: the caller drops the region before the last owner of the buffer.
-        unsafe { session.register_raw(address, len, MemoryKind::Host) }.unwrap()
-    }
-
-    /// Registrations of one range share its key, and each keeps its own buffer.
-    #[test]
-    fn each_registration_of_a_range_keeps_its_buffer() {
-        let session = session("alice");
-        for raw_first in [true, false] {
-            let buffer = Buffer::new(4096);
-            let memory = buffer.watch();
-            let (raw, region) = if raw_first {
-                let raw = register_raw(&session, &buffer);
-                (raw, session.register(&buffer).unwrap())
-            } else {
-                let region = session.register(&buffer).unwrap();
-                (register_raw(&session, &buffer), region)
-            };
-            assert_eq!(raw.descriptor(), region.descriptor());
-            raw.deregister().unwrap();
-            drop((raw, buffer));
-            assert!(memory.upgrade().is_some(), "the region is registered");
-            drop(region);
-            assert!(memory.upgrade().is_none(), "nobody uses the buffer");
-        }
-    }
-}
+mod tests;

@@ -446,8 +446,9 @@ mod tests {
     use tcpx_proto::info::{ConnectionInfo, Secret};
 
     use super::PeerShared;
+    use crate::link::is_same_link;
     use crate::testing::{LONG, Pair, session, wait_until};
-    use crate::{Error, Misbehaviour};
+    use crate::{Buffer, Error, Misbehaviour, Session, TransferState};
 
     #[test]
     fn a_peer_that_is_added_again_is_not_the_one_that_was_removed() {
@@ -541,5 +542,38 @@ mod tests {
         come_and_go();
         alice.remove_peer("bob").unwrap();
         assert!(alice.accept(Duration::ZERO).is_err(), "it was removed");
+    }
+
+    #[test]
+    fn a_message_outlives_a_connection_that_it_was_not_announced_on() {
+        const SMALL: usize = 64;
+        for _ in 0..1000 {
+            let (alice, bob) = (session("alice"), session("bob"));
+            let to_bob = alice.add_peer(&bob.connection_info()).unwrap();
+            let to_alice = bob.add_peer(&alice.connection_info()).unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(|| to_bob.connect(LONG).unwrap());
+                scope.spawn(|| to_alice.connect(LONG).unwrap());
+            });
+            if [&alice, &bob].map(|s| s.core().context().links().len()) != [2, 2] {
+                continue;
+            }
+            let region = |session: &Session| session.register(&Buffer::new(SMALL)).unwrap();
+            let (here, there) = (region(&alice), region(&bob));
+            let send = alice.send(&to_bob, here.at(0), SMALL, 7).unwrap();
+            let used = to_bob.shared.link().expect("connected");
+            let links = alice.core().context().links();
+            let other = links.iter().find(|link| !is_same_link(link, &used));
+            other.expect("a second one").kill(Error::Aborted);
+            wait_until("it is taken apart", || {
+                [&alice, &bob].map(|s| s.core().context().links().len()) == [1, 1]
+            });
+            assert_eq!(send.poll(), TransferState::InProgress);
+            let receive = bob.recv(&to_alice, there.at(0), SMALL, 7).unwrap();
+            receive.wait(LONG).unwrap();
+            send.wait(LONG).unwrap();
+            return;
+        }
+        panic!("never two connections");
     }
 }

@@ -74,7 +74,11 @@ impl Stage {
         let info = self.info();
         let lane = |lane| {
             let mut stream = dial(self.bob.addresses()[0]);
-            let hands = stranger.shake_hands_on_lane(&mut stream, &info, lane);
+            let stranger = Stranger {
+                lane,
+                ..stranger.clone()
+            };
+            let hands = stranger.shake_hands(&mut stream, &info);
             hands.expect("it has bob's info");
             stream
         };

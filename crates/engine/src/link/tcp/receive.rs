@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use tcpx_net::Cursor;
 use tcpx_proto::frame::{FLAG_COMM, HEADER_BYTES, Header, MAX_EXTRA_BYTES, MAX_TABLE_BYTES, Table};
-use tcpx_proto::lane::{Landing, Meaning};
+use tcpx_proto::lane::{Landing, Meaning, Op};
 
 use super::Connection;
 use super::event::Event;
@@ -462,7 +462,7 @@ impl Receiver {
             Meaning::Write(_) => {
                 let table = Table::decode(&header, table).map_err(Ended::misbehaved)?;
                 let mut grant = self.spare.pop().unwrap_or_default();
-                sink = match grant.fill(registry, &table) {
+                sink = match grant.fill(registry, Op::Write, &table) {
                     Ok(()) => Sink::Regions {
                         grant,
                         notification: self.held.is_some().then(|| extra.to_vec()),
@@ -474,7 +474,8 @@ impl Receiver {
                 let table = Table::decode(&header, table).map_err(Ended::misbehaved)?;
                 let mut books = lane.books.lock();
                 let mut grant = books.spare.pop().unwrap_or_default();
-                let outcome = grant.fill(registry, &table).map(|()| grant);
+                let filled = grant.fill(registry, Op::Read, &table);
+                let outcome = filled.map(|()| grant);
                 let bytes = header.payload as usize;
                 books.lane.handle_request(Answer { id, bytes, outcome });
                 drop(books);

@@ -1,0 +1,9 @@
+//! Attackers who speak the wire protocol themselves. Whatever they do, the victim ends that
+//! connection with a clear reason or refuses, no byte outside granted memory changes, and an honest
+//! peer goes on.
+
+mod flooding;
+mod greedy;
+mod lying;
+mod replaying;
+mod slow;

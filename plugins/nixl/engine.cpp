@@ -95,8 +95,8 @@ nixl::Status guarded(Method method) noexcept
     }
 }
 
-// Says whether the session belongs to this process, and reports where it does not: a forked child must not wait for
-// locks that its parent's threads held. Asked before any lock is taken.
+// Says whether the session belongs to this process, and reports where it does not: a forked child
+// must not wait for locks that its parent's threads held. Asked before any lock is taken.
 bool is_here(const tcpx_session *session)
 {
     const auto result = tcpx_session_check(session);

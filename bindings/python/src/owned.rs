@@ -9,8 +9,9 @@ use crate::errors::exception;
 
 /// A value of the engine held by a Python object.
 ///
-/// A forked child inherits the object but none of the engine's threads, and locks in whatever state they were in:
-/// using or ending the value there could wait for ever. The child's calls raise, and it leaves the value as it is.
+/// A forked child inherits the object but none of the engine's threads, and locks in whatever state
+/// they were in: using or ending the value there could wait for ever. The child's calls raise, and
+/// it leaves the value as it is.
 pub(crate) struct Owned<T: Send> {
     value: ManuallyDrop<InProcess<T>>,
     waits: bool,

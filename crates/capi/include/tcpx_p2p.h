@@ -22,9 +22,10 @@
  *    free functions want the handle for themselves.
  *  - Nothing waits except where a timeout is asked for (in milliseconds; UINT64_MAX waits as long as it takes), and
  *    at the end of a session.
- *  - A forked child makes sessions of its own. Calls on a session, peer, region or transfer that it inherited fail
- *    at once with TCPX_ERROR_FORKED, and freeing one does nothing; configurations and remote regions stay usable.
- *    The child keeps no connection and no port of its parent, whose sessions go on.
+ *  - A forked child makes sessions of its own. Calls on a session, peer, region or transfer that it
+ *    inherited fail at once with TCPX_ERROR_FORKED, and freeing one does nothing; configurations
+ *    and remote regions stay usable. The child keeps no connection and no port of its parent, whose
+ *    sessions go on.
  *  - Texts are UTF-8 and end with NUL. Addresses are absolute, in the address space of their owner.
  */
 
@@ -69,7 +70,7 @@ typedef enum {
     TCPX_ERROR_INTERNAL = 14,
     // The peer does not have the region any more: get a new descriptor.
     TCPX_ERROR_REGION_GONE = 15,
-    // The handle belongs to the process that this one was forked from: create a session in this one.
+    // The handle is of the process that this one was forked from: create a session in this one.
     TCPX_ERROR_FORKED = 16,
 } tcpx_status;
 
@@ -317,8 +318,9 @@ void tcpx_remote_region_free(tcpx_remote_region *region);
 // Starts a session. The configuration remains the caller's.
 tcpx_status tcpx_session_new(const tcpx_config *config, tcpx_session **session);
 
-// Says whether calls on the session may succeed: TCPX_ERROR_FORKED in a child of the process that made it,
-// TCPX_ERROR_CLOSED once it is closed. Never waits. Layers that hold locks of their own ask before they take one.
+// Says whether calls on the session may succeed: TCPX_ERROR_FORKED in a child of the process that
+// made it, TCPX_ERROR_CLOSED once it is closed. Never waits. Layers that hold locks of their own
+// ask before they take one.
 tcpx_status tcpx_session_check(const tcpx_session *session);
 
 // Ends a session, and leaves the handle to be freed: calls that wait in it, on other threads, return TCPX_ERROR_CLOSED, and so do

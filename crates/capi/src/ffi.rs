@@ -15,7 +15,7 @@ use crate::status::{Failure, tcpx_status};
 pub(crate) trait Boxed: Send + Sync {
     /// Whether a handle is of use in the process that made it only. A forked child inherits its
     /// parent's handles but none of its threads, and locks in whatever state they were: [`borrow!`]
-    /// refuses handles there, and [`take!`] leaves them as they are (C++ destructors free, at exit).
+    /// refuses handles there, and [`take!`] leaves them as they are (C++ destructors free at exit).
     const BELONGS_TO_PROCESS: bool = true;
 }
 
@@ -92,7 +92,8 @@ pub(crate) unsafe fn out_from<T>(pointer: *mut T, name: &'static str) -> Result<
 }
 
 /// # Safety
-/// `pointer` is NULL or came from [`Out::give`], and its value lives, and is changed by nobody, for the length of the call.
+/// `pointer` is NULL or came from [`Out::give`], and its value lives, and is changed by nobody, for
+/// the length of the call.
 pub(crate) unsafe fn ref_from<'a, T: Boxed>(
     pointer: *const T,
     name: &'static str,

@@ -52,8 +52,9 @@ pub unsafe extern "C" fn tcpx_session_new(
     })
 }
 
-/// Says whether calls on the session may succeed: TCPX_ERROR_FORKED in a child of the process that made it,
-/// TCPX_ERROR_CLOSED once it is closed. Never waits. Layers that hold locks of their own ask before they take one.
+/// Says whether calls on the session may succeed: TCPX_ERROR_FORKED in a child of the process that
+/// made it, TCPX_ERROR_CLOSED once it is closed. Never waits. Layers that hold locks of their own
+/// ask before they take one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_session_check(session: *const tcpx_session) -> tcpx_status {
     ffi::call(|| Ok(borrow!(session)?.session.check()?))

@@ -42,7 +42,7 @@ pub enum tcpx_status {
     TCPX_ERROR_INTERNAL = 14,
     /// The peer does not have the region any more: get a new descriptor.
     TCPX_ERROR_REGION_GONE = 15,
-    /// The handle belongs to the process that this one was forked from: create a session in this one.
+    /// The handle is of the process that this one was forked from: create a session in this one.
     TCPX_ERROR_FORKED = 16,
 }
 

@@ -2,15 +2,15 @@
 //!
 //! A forked child has the memory of its parent and none of its threads: locks may be held for ever,
 //! and a stream that both use is ruined. [`Process`] tells whose a value is, at the cost of one
-//! load; [`InProcess`] holds a value that is left alone elsewhere. `Private` holds a descriptor that
-//! is closed in every child by the fork itself, so that a child keeps neither connections nor ports
-//! of its parent.
+//! load; [`InProcess`] holds a value that is left alone elsewhere. `Private` holds a descriptor
+//! that is closed in every child by the fork itself, so that a child keeps neither connections nor
+//! ports of its parent.
 //!
 //! The current process is known by its *generation*, which is kept on a page that the kernel clears
 //! in children (`MADV_WIPEONFORK`). The handlers of `pthread_atfork` clear it as well, for kernels
-//! without that call, and close descriptors. Children made without these handlers (`clone`, `_Fork`)
-//! keep the descriptors; they know all the same that they are children. What is executed by another
-//! program is not affected: every descriptor is closed on `exec`.
+//! without that call, and close descriptors. Children made without these handlers (`clone`,
+//! `_Fork`) keep the descriptors; they know all the same that they are children. Programs that are
+//! executed keep none: every descriptor is closed on `exec`.
 //!
 //! ```text
 //!   fork:  before_fork ── waits until no descriptor is being made or closed
@@ -78,7 +78,7 @@ pub struct Forked {
 }
 
 /// A value that only its own process uses and drops. A child may read what never changes; whatever
-/// waits or takes a lock asks [`InProcess::check`] first. Dropping the value in a child does nothing.
+/// waits or takes a lock asks [`InProcess::check`] first. Dropping it in a child does nothing.
 #[derive(Debug)]
 pub struct InProcess<T> {
     value: ManuallyDrop<T>,

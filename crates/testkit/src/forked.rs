@@ -29,7 +29,7 @@ pub const MARK: u8 = 0xC5;
 /// When the process cannot fork.
 pub fn fork(body: impl FnOnce() -> Result<(), String>) -> (u32, Result<(), String>) {
     let (words, answer) = std::io::pipe().expect("a pipe");
-    // SAFETY: the child uses no lock of another thread: `body` is about what happens if it does, and
+    // SAFETY: the child waits for no lock of another thread, which is what `body` is about, and
     // memory can be allocated after a fork.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "cannot fork");

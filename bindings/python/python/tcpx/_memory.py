@@ -85,7 +85,7 @@ def _interface(interface: dict[str, Any], memory: Any) -> tuple[int, int, Any]:
 
 
 def _is_dense(shape: Any, strides: Any, itemsize: int) -> bool:
-    """Says whether elements fill their memory without gaps, in C's, Fortran's or any other order."""
+    """Says whether elements fill their memory without gaps, in whatever order."""
     expected = itemsize
     for stride, extent in sorted(zip(strides, shape)):
         if extent != 1:
@@ -96,7 +96,9 @@ def _is_dense(shape: Any, strides: Any, itemsize: int) -> bool:
 
 
 def _is_dense_tensor(tensor: Any) -> bool:
-    return hasattr(tensor, "stride") and hasattr(tensor, "shape") and _is_dense(tensor.shape, tensor.stride(), 1)
+    if not hasattr(tensor, "stride") or not hasattr(tensor, "shape"):
+        return False
+    return _is_dense(tensor.shape, tensor.stride(), 1)
 
 
 def _has_objects(descr: Any) -> bool:

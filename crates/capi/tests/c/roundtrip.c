@@ -113,8 +113,9 @@ static void on_lane(void *context, const tcpx_lane *lane)
     ++*(int *)context;
 }
 
-/* A child that was forked may not use what it inherited, may free it, and may start a session of its own. */
-static void in_a_child(tcpx_session *session, tcpx_region *region, tcpx_peer *peer, tcpx_transfer *transfer)
+/* A forked child may not use what it inherited, may free it, and may start a session of its own. */
+static void in_a_child(tcpx_session *session, tcpx_region *region, tcpx_peer *peer,
+                       tcpx_transfer *transfer)
 {
     pid_t child = fork();
     CHECK(child >= 0);

@@ -31,8 +31,8 @@ use crate::transfer::{Limits, Op, Plan, deadline};
 ///
 /// A forked child makes a session of its own. Every call on a handle that it has inherited, of a
 /// session, peer, region or transfer, fails at once with [`Error::Forked`]; calls that cannot fail
-/// find nothing and do nothing, and those that tell what never changes tell it. Dropping a handle is
-/// free there. The child keeps no connection and no port of its parent, whose session goes on.
+/// find nothing and do nothing, and those that tell what never changes tell it. Dropping a handle
+/// is free there. The child keeps no connection and no port of its parent, whose session goes on.
 ///
 /// ```
 /// use std::time::Duration;
@@ -331,8 +331,8 @@ impl Session {
         }
     }
 
-    /// Whether calls may succeed. Never waits, and takes no lock: layers that hold locks of their own
-    /// ask before they take one.
+    /// Says whether calls may succeed. Never waits, and takes no lock: layers that hold locks of
+    /// their own ask before they take one.
     ///
     /// # Errors
     /// The session is closed, or belongs to another process.

@@ -93,8 +93,8 @@ impl Transfer {
         self.start(After::Notify(message.into()))
     }
 
-    /// Where the transfer stands: failed in a forked child. Never waits; it may move bytes itself, so that a caller who polls
-    /// does not pay for another thread's wake-up.
+    /// Where the transfer stands: failed in a forked child. Never waits; it may move bytes itself,
+    /// so that a caller who polls does not pay for another thread's wake-up.
     pub fn poll(&self) -> TransferState {
         if !self.kind.is_current() {
             return TransferState::Failed;

@@ -2,17 +2,20 @@
 //! protocol.
 //!
 //! - [`span`]: raw ranges of registered memory, the source and target of every transfer.
+//! - [`guard`]: copies that report memory which is no longer mapped.
 //! - [`stream`]: non-blocking TCP streams that gather from and scatter to spans in the system call.
 //! - [`poller`]: one-shot readiness (epoll) with a waker.
 //! - [`interfaces`]: the machine's real network interfaces and how to choose among them.
 //!
-//! `unsafe` lives in [`span`] and [`stream`] alone.
+//! `unsafe` lives in [`guard`], [`span`] and [`stream`] alone.
 
+pub mod guard;
 pub mod interfaces;
 pub mod poller;
 pub mod span;
 pub mod stream;
 
+pub use guard::{Fault, check_handlers};
 pub use poller::{Event, Poller, Waker, sleep_exactly};
 pub use span::{Cursor, Span, Store, copy_spans};
 pub use stream::{Listener, SocketOptions, Stream, has_congestion_control, set_congestion_control};

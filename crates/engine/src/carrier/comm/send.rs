@@ -458,7 +458,7 @@ impl Frame {
                         (spans, self.at),
                         (&[slot.span(len)], Cursor::default()),
                         Store::Cached,
-                    );
+                    )?;
                     None
                 }
             };
@@ -485,7 +485,7 @@ impl Frame {
                 copier.wait(copy)?;
             }
             None => {
-                copy_spans((spans, self.at), (&[to], Cursor::default()), Store::Cached);
+                copy_spans((spans, self.at), (&[to], Cursor::default()), Store::Cached)?;
             }
         }
         self.own = Some((own, 0));

@@ -10,7 +10,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tcpx_net::Cursor;
+use tcpx_net::{Cursor, Fault};
 use tcpx_proto::frame::{
     FLAG_COMM, FLAG_NOTIFY, HEADER_BYTES, Header, MAX_EXTRA_BYTES, MAX_TABLE_BYTES, Table,
 };
@@ -225,7 +225,7 @@ impl Receiver {
     /// Makes one system call: returns how many bytes came and how many could have; no bytes came if
     /// there is no room for them.
     fn receive(&mut self, lane: &Lane) -> io::Result<(usize, usize)> {
-        if let Stage::Payload(payload) = &mut self.stage
+        while let Stage::Payload(payload) = &mut self.stage
             && let Some(way) = payload.way
             && let Some(place) = payload.sink.place()
         {
@@ -249,7 +249,14 @@ impl Receiver {
             } else {
                 &mut []
             };
-            let count = lane.stream.recv(room.spans, room.at, tail)?;
+            let count = match lane.stream.recv(room.spans, room.at, tail) {
+                // Then nothing was taken from the stream: the rest of the payload goes nowhere.
+                Err(error) if Fault::is_in(&error) => {
+                    self.give_up(Error::MemoryFault);
+                    continue;
+                }
+                outcome => outcome?,
+            };
             let of_payload = count.min(payload.left);
             payload.left -= of_payload;
             (self.start, self.end) = (0, count - of_payload);
@@ -377,9 +384,12 @@ impl Receiver {
                     }
                     Ok(Some(mut room)) => {
                         count = count.min(room.bytes);
-                        room.at.copy_in(room.spans, &available[..count]);
+                        let copied = room.at.copy_in(room.spans, &available[..count]);
                         let is_last = count == payload.left;
-                        failed = carrier.filled(&place, count, is_last).err();
+                        failed = match copied {
+                            Ok(_) => carrier.filled(&place, count, is_last).err(),
+                            Err(fault) => Some(fault.into()),
+                        };
                     }
                     Err(error) => failed = Some(error),
                 }

@@ -19,12 +19,14 @@
 //! | [`stats`] | medians, percentiles, ratios; pure |
 //! | [`suite`] | the named cases, and cases from options; pure |
 //! | [`soak`] | memory, descriptors and throughput over a long time; idle cost |
+//! | [`faults`] | the same beside processes that die, stop, flood, lose connections and fork |
 //! | [`report`] | results as JSON and as one page of HTML |
 //!
 //! The library prints nothing and reads no environment: `crates/cli` is its face.
 
 pub mod bootstrap;
 pub mod error;
+pub mod faults;
 pub mod floor;
 pub mod machine;
 pub mod measure;

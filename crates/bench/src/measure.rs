@@ -325,7 +325,7 @@ impl FloorResult {
 
 /// Settings of this side that the other must share: what was chosen, not what is default.
 /// Interface names mean something else on another machine.
-fn shared_settings(config: &Config, same_machine: bool) -> Vec<(String, String)> {
+pub(crate) fn shared_settings(config: &Config, same_machine: bool) -> Vec<(String, String)> {
     let rows = config
         .rows()
         .into_iter()

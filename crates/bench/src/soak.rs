@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use tcpx::{RemoteRegion, Transfer};
 
 use crate::error::Error;
+use crate::faults::FaultsResult;
 use crate::floor::Waiting;
 use crate::measure::CONNECT_TIMEOUT;
 use crate::measure::{Bench, complete, prepare};
@@ -16,8 +17,19 @@ use crate::stats::median;
 use crate::usage::Usage;
 use crate::workload::{Op, Shape};
 
-/// Growth below this is allocator noise, not a leak.
-const NOISE_BYTES: f64 = (2 << 20) as f64;
+/// Growth up to this is noise, not a leak.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Noise {
+    /// Resident bytes: what the allocator keeps.
+    pub bytes: f64,
+    /// Descriptors or threads.
+    pub handles: f64,
+}
+
+const NOISE: Noise = Noise {
+    bytes: (2 << 20) as f64,
+    handles: 0.0,
+};
 
 /// Likewise for the memory of a GPU, which drivers give and take in pieces of a few MiB.
 const DEVICE_NOISE_BYTES: f64 = (16 << 20) as f64;
@@ -63,6 +75,9 @@ pub struct SoakResult {
     pub bytes: u64,
     /// How much the steady state of either side grew, and whether that is more than noise.
     pub growth: Growth,
+    /// The faults beside which it ran, if it did.
+    #[serde(default)]
+    pub faults: Option<FaultsResult>,
     /// The whole series.
     pub samples: Vec<SoakSample>,
 }
@@ -76,6 +91,9 @@ pub struct Growth {
     pub target_bytes: f64,
     /// Descriptors of both, late minus early.
     pub descriptors: f64,
+    /// Threads of both, late minus early.
+    #[serde(default)]
+    pub threads: f64,
     /// GPU memory that is not free any more, on the GPU that lost more of it; 0 without one.
     #[serde(default)]
     pub device_bytes: f64,
@@ -184,7 +202,8 @@ impl Bench {
             transfers: soak.transfers,
             verified: soak.verified,
             bytes: soak.bytes,
-            growth: Growth::of(&samples),
+            growth: Growth::of(&samples, NOISE),
+            faults: None,
             samples,
         })
     }
@@ -290,7 +309,7 @@ impl Soak {
 impl Growth {
     /// Compares the first third of the steady state with the last, by their medians: a single
     /// sample in the middle of a burst says nothing.
-    pub fn of(samples: &[SoakSample]) -> Growth {
+    pub fn of(samples: &[SoakSample], noise: Noise) -> Growth {
         let end = samples.last().map_or(0.0, |sample| sample.at_s);
         let steady: Vec<&SoakSample> = samples
             .iter()
@@ -308,18 +327,20 @@ impl Growth {
         let initiator_bytes = change(|sample| sample.initiator.resident_bytes);
         let target_bytes = change(|sample| sample.target.resident_bytes);
         let descriptors = change(|sample| sample.initiator.descriptors + sample.target.descriptors);
+        let threads = change(|sample| sample.initiator.threads + sample.target.threads);
         let device_bytes = 0.0
             - f64::min(
                 change(|sample| sample.initiator.device_free_bytes.unwrap_or_default()),
                 change(|sample| sample.target.device_free_bytes.unwrap_or_default()),
             );
-        let grew = initiator_bytes.max(target_bytes) > NOISE_BYTES
-            || descriptors > 0.0
+        let grew = initiator_bytes.max(target_bytes) > noise.bytes
+            || descriptors.max(threads) > noise.handles
             || device_bytes > DEVICE_NOISE_BYTES;
         Growth {
             initiator_bytes,
             target_bytes,
             descriptors,
+            threads,
             device_bytes,
             grew,
         }
@@ -335,6 +356,7 @@ mod tests {
             cpu: Duration::ZERO,
             resident_bytes: resident(at),
             descriptors: descriptors(at),
+            threads: 3,
             device_free_bytes: None,
         };
         (0..100)
@@ -351,16 +373,16 @@ mod tests {
     #[test]
     fn a_steady_process_with_a_warm_up_and_noise_does_not_grow() {
         let resident = |at: u64| (100 << 20) + at.min(15) * (4 << 20) + at % 7 * (1 << 20);
-        let growth = Growth::of(&samples(resident, |_| 20));
+        let growth = Growth::of(&samples(resident, |_| 20), NOISE);
         assert!(!growth.grew, "{growth:?}");
     }
 
     #[test]
     fn a_slow_leak_is_seen() {
-        let growth = Growth::of(&samples(|at| (100 << 20) + at * (100 << 10), |_| 20));
+        let growth = Growth::of(&samples(|at| (100 << 20) + at * (100 << 10), |_| 20), NOISE);
         assert!(growth.grew, "{growth:?}");
         assert!(growth.initiator_bytes > 4e6);
-        let growth = Growth::of(&samples(|_| 100 << 20, |at| 20 + at / 30));
+        let growth = Growth::of(&samples(|_| 100 << 20, |at| 20 + at / 30), NOISE);
         assert!(growth.grew, "{growth:?}");
     }
 
@@ -371,7 +393,7 @@ mod tests {
             for (at, sample) in (0..).zip(&mut samples) {
                 sample.target.device_free_bytes = Some((80 << 30) - at * lost_each);
             }
-            Growth::of(&samples)
+            Growth::of(&samples, NOISE)
         };
         assert!(!growth(0).grew);
         assert!(!growth(1 << 10).grew, "noise");
@@ -384,7 +406,7 @@ mod tests {
 
     #[test]
     fn too_few_samples_show_nothing() {
-        assert!(!Growth::of(&[]).grew);
-        assert!(!Growth::of(&samples(|_| 1, |_| 1)[..1]).grew);
+        assert!(!Growth::of(&[], NOISE).grew);
+        assert!(!Growth::of(&samples(|_| 1, |_| 1)[..1], NOISE).grew);
     }
 }

@@ -17,6 +17,9 @@ pub struct Usage {
     pub resident_bytes: u64,
     /// Open file descriptors.
     pub descriptors: u64,
+    /// Threads.
+    #[serde(default)]
+    pub threads: u64,
     /// Free memory of the GPU that the process measures with, in bytes: what other processes took
     /// of it is missing too.
     #[serde(default)]
@@ -29,7 +32,8 @@ impl Usage {
         Usage {
             cpu: cpu(),
             resident_bytes: resident_bytes(),
-            descriptors: descriptors(),
+            descriptors: entries("fd"),
+            threads: entries("task"),
             device_free_bytes: match place {
                 Place::Host => None,
                 Place::Vram(ordinal) => tcpx::cuda::free_bytes(ordinal).ok(),
@@ -56,9 +60,12 @@ fn resident_bytes() -> u64 {
     pages * rustix::param::page_size() as u64
 }
 
-fn descriptors() -> u64 {
-    // One of the entries is the directory being read.
-    fs::read_dir("/proc/self/fd").map_or(0, |entries| (entries.count() as u64).saturating_sub(1))
+/// Entries of a folder that describes this process.
+fn entries(of: &str) -> u64 {
+    let entries = fs::read_dir(format!("/proc/self/{of}"));
+    let count = entries.map_or(0, |entries| entries.count() as u64);
+    // One of the descriptors is the directory being read.
+    count.saturating_sub(u64::from(of == "fd"))
 }
 
 #[cfg(test)]
@@ -74,7 +81,7 @@ mod tests {
         let after = Usage::now(Place::Host);
         assert_eq!(sum, 8 << 20);
         assert!(after.cpu > before.cpu);
-        assert!(after.resident_bytes > 0 && after.descriptors > 0);
+        assert!(after.resident_bytes > 0 && after.descriptors > 0 && after.threads > 0);
         assert_eq!(after.device_free_bytes, None);
         drop((file, memory));
     }

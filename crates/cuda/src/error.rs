@@ -110,6 +110,9 @@ pub enum Error {
         /// The buffer's length.
         size: usize,
     },
+    /// A stand-in's copy met memory that is not mapped, or not for this access. Other copies go on.
+    #[error("the memory is not mapped, or not for this access")]
+    NotMapped,
     /// The failure that a stand-in was told to have.
     #[error("the stand-in failed after {copies} copies, as it was told to")]
     Injected {

@@ -1,9 +1,12 @@
 //! A device made of ordinary memory and a thread.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::pinned::Pinned;
@@ -54,8 +57,10 @@ impl Device for StandIn {
         let index = self.queues.fetch_add(1, Ordering::Relaxed);
         let done = Arc::new(AtomicU64::new(0));
         let (work, incoming) = mpsc::channel::<Vec<Run>>();
+        let faults = Arc::new(Mutex::new(VecDeque::new()));
         let worker = Worker {
             done: Arc::clone(&done),
+            faults: Arc::clone(&faults),
             // Never zero, where the generator would stay.
             random: (self.seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15)) | 1,
             copies_left: self.fails_after,
@@ -71,6 +76,7 @@ impl Device for StandIn {
             work: Some(work),
             thread: Some(thread),
             done,
+            faults,
             issued: 0,
             fails_after: self.fails_after,
         }))
@@ -93,6 +99,40 @@ impl Device for StandIn {
     }
 }
 
+/// Faults that a queue remembers: more than copies can be under way.
+const MAX_FAULTS: usize = 4 * TICKETS as usize;
+
+/// Copies as `std::ptr::copy` does; says whether all of the memory was mapped, where the system
+/// lets a process ask that.
+///
+/// # Safety
+/// Whatever is mapped at `from` may be read, and whatever is mapped at `to` may be overwritten.
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> bool {
+    let part = |address: *mut u8| libc::iovec {
+        iov_base: address.cast(),
+        iov_len: len,
+    };
+    let (local, remote) = (part(from.cast_mut()), part(to));
+    if from.addr().abs_diff(to.addr()) >= len {
+        // SAFETY: the kernel checks both ranges.
+        let copied = unsafe {
+            libc::process_vm_writev(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
+        };
+        match usize::try_from(copied) {
+            Ok(copied) => return copied == len,
+            Err(_) => {
+                let error = std::io::Error::last_os_error();
+                if error.raw_os_error() == Some(libc::EFAULT) {
+                    return false;
+                }
+            }
+        }
+    }
+    // SAFETY: passed on from the caller.
+    unsafe { std::ptr::copy(from, to, len) };
+    true
+}
+
 /// Set in `done` when the queue has failed.
 const FAILED: u64 = 1 << 63;
 
@@ -105,6 +145,8 @@ struct StandInQueue {
     thread: Option<JoinHandle<()>>,
     /// The last ticket done, and `FAILED`.
     done: Arc<AtomicU64>,
+    /// Tickets whose memory was not mapped, written before they are done.
+    faults: Arc<Mutex<VecDeque<u64>>>,
     issued: u64,
     fails_after: Option<u64>,
 }
@@ -195,7 +237,10 @@ impl Queue for StandInQueue {
     fn is_done(&mut self, ticket: Ticket) -> Result<bool, Error> {
         let done = self.done.load(Ordering::Acquire);
         if ticket.0 <= done & !FAILED {
-            return Ok(true);
+            return match self.faults.lock().contains(&ticket.0) {
+                true => Err(Error::NotMapped),
+                false => Ok(true),
+            };
         }
         if done & FAILED != 0 {
             return Err(self.failure());
@@ -218,6 +263,7 @@ impl Drop for StandInQueue {
 
 struct Worker {
     done: Arc<AtomicU64>,
+    faults: Arc<Mutex<VecDeque<u64>>>,
     random: u64,
     copies_left: Option<u64>,
 }
@@ -233,11 +279,20 @@ impl Worker {
                 }
                 *left -= 1;
             }
+            let mut is_whole = true;
             for (from, to, len) in runs {
                 let from = std::ptr::with_exposed_provenance::<u8>(from as usize);
                 let to = std::ptr::with_exposed_provenance_mut::<u8>(to as usize);
-                // SAFETY: whoever started the copy keeps both ranges valid until it is done.
-                unsafe { std::ptr::copy(from, to, len as usize) };
+                // SAFETY: whoever started the copy lets both ranges be used until it is done.
+                is_whole &= unsafe { copy(from, to, len as usize) };
+            }
+            if !is_whole {
+                let mut faults = self.faults.lock();
+                // Whoever asks does so soon.
+                if faults.len() == MAX_FAULTS {
+                    faults.pop_front();
+                }
+                faults.push_back(self.done.load(Ordering::Relaxed) + 1);
             }
             self.done.fetch_add(1, Ordering::Release);
         }

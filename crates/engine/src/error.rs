@@ -173,6 +173,13 @@ pub enum Error {
     #[error("region {0} is no longer registered: register it again and prepare the transfer anew")]
     RegionDeregistered(MemId),
 
+    /// Memory of this process that is registered is not mapped, or not for this access. Typical
+    /// cause: it was unmapped, freed or protected before its region was deregistered.
+    #[error(
+        "registered memory cannot be accessed: deregister before memory is unmapped or protected"
+    )]
+    MemoryFault,
+
     /// The region belongs to another session.
     #[error(
         "region {0} belongs to another session: register it with the session that transfers it"
@@ -363,7 +370,9 @@ impl Error {
             Self::Device(_) | Self::DeviceLost => ErrorKind::Environment,
             Self::Plugin(_) | Self::PluginBroke(_) => ErrorKind::Environment,
             Self::UnknownPeer(_) => ErrorKind::NotFound,
-            Self::RegionDeregistered(_) | Self::NotRepostable(_) => ErrorKind::NotAllowed,
+            Self::RegionDeregistered(_) | Self::MemoryFault | Self::NotRepostable(_) => {
+                ErrorKind::NotAllowed
+            }
             Self::TransferActive | Self::PeerBehind { .. } => ErrorKind::Busy,
             Self::NotPosted => ErrorKind::NotAllowed,
             Self::MessageTruncated { .. } => ErrorKind::Truncated,
@@ -393,6 +402,12 @@ impl Error {
             what,
             source: source.into(),
         }
+    }
+}
+
+impl From<tcpx_net::Fault> for Error {
+    fn from(_: tcpx_net::Fault) -> Self {
+        Self::MemoryFault
     }
 }
 

@@ -2,20 +2,23 @@
 //! protocol.
 //!
 //! - [`span`]: raw ranges of registered memory, the source and target of every transfer.
+//! - [`guard`]: copies that report memory which is no longer mapped.
 //! - [`stream`]: non-blocking TCP streams that gather from and scatter to spans in the system call.
 //! - [`poller`]: one-shot readiness (epoll) with a waker.
 //! - [`fork`]: which process a value belongs to, and descriptors that children do not keep.
 //! - [`interfaces`]: the machine's real network interfaces and how to choose among them.
 //!
-//! `unsafe` lives in [`span`], [`stream`] and [`fork`] alone.
+//! `unsafe` lives in [`fork`], [`guard`], [`span`] and [`stream`] alone.
 
 pub mod fork;
+pub mod guard;
 pub mod interfaces;
 pub mod poller;
 pub mod span;
 pub mod stream;
 
 pub use fork::{Forked, InProcess, Process};
+pub use guard::{Fault, check_handlers};
 pub use poller::{Event, Poller, Waker, sleep_exactly};
 pub use span::{Cursor, Span, Store, copy_spans};
 pub use stream::{Listener, SocketOptions, Stream, has_congestion_control, set_congestion_control};

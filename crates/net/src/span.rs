@@ -1,5 +1,7 @@
 //! Raw ranges of memory that the kernel reads from and writes to on our behalf.
 
+use crate::guard::{self, Fault};
+
 /// A range of host memory that transfers may touch.
 ///
 /// It is laid out like the kernel's `iovec`, so that lists of spans go into vectored system calls
@@ -12,8 +14,8 @@ pub struct Span {
     len: usize,
 }
 
-// SAFETY: a span is an address and a length; the contract of `Span::new` (valid memory until all
-// use has ended) does not depend on the thread that uses it.
+// SAFETY: a span is an address and a length; the contract of `Span::new` (the memory may be used
+// until all use has ended) does not depend on the thread that uses it.
 unsafe impl Send for Span {}
 // SAFETY: as above; all methods that access the memory are raw copies that hold no reference.
 unsafe impl Sync for Span {}
@@ -22,8 +24,9 @@ impl Span {
     /// Names `len` bytes at `address`.
     ///
     /// # Safety
-    /// The memory must stay mapped, readable and writable until the last use of this span and of
-    /// every span made from it. Concurrent access by others is allowed and gives torn data at worst.
+    /// Until the last use of this span, and of every span made from it, whatever is mapped there
+    /// may be read and overwritten. Memory that is not mapped then, or not for that access, is a
+    /// [`Fault`] of the copy. Concurrent access by others is allowed and gives torn data at worst.
     #[must_use]
     pub const unsafe fn new(address: *mut u8, len: usize) -> Self {
         Self { address, len }
@@ -71,40 +74,64 @@ impl Span {
     }
 
     /// Copies `bytes` to the start of the span, as many as fit, and returns how many.
-    pub fn copy_from(&self, bytes: &[u8]) -> usize {
+    ///
+    /// # Errors
+    /// The span's memory is not mapped or cannot be written to.
+    pub fn copy_from(&self, bytes: &[u8]) -> Result<usize, Fault> {
         let count = bytes.len().min(self.len);
-        // SAFETY: `count` bytes are inside the span, whose memory is valid by the contract of `new`;
-        // `copy` allows the two to overlap.
-        unsafe { std::ptr::copy(bytes.as_ptr(), self.address, count) };
-        count
+        // SAFETY: `count` bytes are inside the span, which may be overwritten by the contract of
+        // `new`.
+        unsafe { guard::copy(bytes.as_ptr(), self.address, count)? };
+        Ok(count)
     }
 
     /// Copies from the start of the span into `bytes`, as many as fit, and returns how many.
-    pub fn copy_to(&self, bytes: &mut [u8]) -> usize {
+    ///
+    /// # Errors
+    /// The span's memory is not mapped or cannot be read.
+    pub fn copy_to(&self, bytes: &mut [u8]) -> Result<usize, Fault> {
         let count = bytes.len().min(self.len);
         // SAFETY: as in `copy_from`; `bytes` is ours alone.
-        unsafe { std::ptr::copy(self.address, bytes.as_mut_ptr(), count) };
-        count
+        unsafe { guard::copy(self.address, bytes.as_mut_ptr(), count)? };
+        Ok(count)
+    }
+
+    /// Looks whether the span's memory can be read now.
+    ///
+    /// # Errors
+    /// It is not mapped or cannot be read.
+    pub fn probe(&self) -> Result<(), Fault> {
+        guard::probe(self.address, self.len)
     }
 
     /// Copies `source` to the start of this span, as many bytes as both have. The two may overlap.
-    fn copy_span(&self, source: Self) -> usize {
+    fn copy_span(&self, source: Self) -> Result<usize, Fault> {
         let count = self.len.min(source.len);
-        // SAFETY: both spans are valid by the contract of `new`; `copy` allows overlap.
-        unsafe { std::ptr::copy(source.address, self.address, count) };
-        count
+        // SAFETY: both spans have `count` bytes, which may be used by the contract of `new`.
+        unsafe { guard::copy(source.address, self.address, count)? };
+        Ok(count)
     }
 
-    /// As [`Span::copy_span`], for a target that nobody reads soon and that is not in the cache: past the cache where the
-    /// processor can, so that the target is not fetched only to be overwritten. The content of overlapping bytes is
-    /// unspecified.
-    fn stream_span(&self, source: Self) -> usize {
+    /// As [`Span::copy_span`], for a target that nobody reads soon and that is not in the cache:
+    /// past the cache where the processor can, so that the target is not fetched only to be
+    /// overwritten. The content of overlapping bytes is unspecified.
+    fn stream_span(&self, source: Self) -> Result<usize, Fault> {
         let count = self.len.min(source.len);
         #[cfg(target_arch = "x86_64")]
         if count >= STREAM_LEAST {
-            // SAFETY: both spans have `count` bytes and are valid by the contract of `new`.
-            unsafe { stream(source.address, self.address, count) };
-            return count;
+            const LINE: usize = 64;
+            let head = self.address.addr().wrapping_neg() % LINE;
+            let lines = (count - head) / LINE;
+            let tail = head + lines * LINE;
+            let (from, to) = (source.address, self.address);
+            // SAFETY: everything is inside the `count` bytes that both spans have, which may be
+            // used by the contract of `new`; `head` aligns the lines.
+            unsafe {
+                guard::copy(from, to, head)?;
+                guard::stream(from.wrapping_add(head), to.wrapping_add(head), lines)?;
+                guard::copy(from.wrapping_add(tail), to.wrapping_add(tail), count - tail)?;
+            }
+            return Ok(count);
         }
         self.copy_span(source)
     }
@@ -113,34 +140,6 @@ impl Span {
 /// Fewer bytes are copied as usual: the fence at the end would cost more than it saves.
 #[cfg(target_arch = "x86_64")]
 const STREAM_LEAST: usize = 1 << 10;
-
-/// Copies past the cache. Whoever sees what this thread writes afterwards sees these bytes too.
-///
-/// # Safety
-/// `from` is readable and `to` writable for `count` bytes, at least 64.
-#[cfg(target_arch = "x86_64")]
-unsafe fn stream(from: *const u8, to: *mut u8, count: usize) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
-    const LINE: usize = 64;
-    let head = to.align_offset(LINE);
-    let lines = (count - head) / LINE;
-    let tail = head + lines * LINE;
-    // SAFETY: everything is inside the `count` bytes that the caller vouches for; the stores are aligned by `head`.
-    unsafe {
-        std::ptr::copy(from, to, head);
-        for line in 0..lines {
-            let from = from.add(head + line * LINE).cast::<__m128i>();
-            let to = to.add(head + line * LINE).cast::<__m128i>();
-            let quarters = [0, 1, 2, 3].map(|i| _mm_loadu_si128(from.add(i)));
-            for (i, quarter) in quarters.into_iter().enumerate() {
-                _mm_stream_si128(to.add(i), quarter);
-            }
-        }
-        std::ptr::copy(from.add(tail), to.add(tail), count - tail);
-        // Such stores are not ordered with others.
-        _mm_sfence();
-    }
-}
 
 /// How the target of a copy is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,22 +153,25 @@ pub enum Store {
 
 /// Copies from where `from_at` stands in `from` to where `to_at` stands in `to`, until either list
 /// ends. Returns how many bytes were copied.
+///
+/// # Errors
+/// Memory of either list is not mapped, or not for this access.
 pub fn copy_spans(
     (from, mut from_at): (&[Span], Cursor),
     (to, mut to_at): (&[Span], Cursor),
     store: Store,
-) -> usize {
+) -> Result<usize, Fault> {
     let mut copied = 0;
     while let (Some(source), Some(target)) = (from_at.rest(from).next(), to_at.rest(to).next()) {
         let count = match store {
-            Store::Cached => target.copy_span(source),
-            Store::Streamed => target.stream_span(source),
+            Store::Cached => target.copy_span(source)?,
+            Store::Streamed => target.stream_span(source)?,
         };
         from_at.advance(from, count);
         to_at.advance(to, count);
         copied += count;
     }
-    copied
+    Ok(copied)
 }
 
 /// How far a list of spans has been sent or filled.
@@ -217,16 +219,19 @@ impl Cursor {
     }
 
     /// Copies `bytes` to where the cursor stands and moves it; returns how many bytes fitted.
-    pub fn copy_in(&mut self, spans: &[Span], bytes: &[u8]) -> usize {
+    ///
+    /// # Errors
+    /// Memory of the spans is not mapped or cannot be written to; the cursor has not moved.
+    pub fn copy_in(&mut self, spans: &[Span], bytes: &[u8]) -> Result<usize, Fault> {
         let mut done = 0;
         for span in self.rest(spans) {
             if done == bytes.len() {
                 break;
             }
-            done += span.copy_from(&bytes[done..]);
+            done += span.copy_from(&bytes[done..])?;
         }
         self.advance(spans, done);
-        done
+        Ok(done)
     }
 }
 
@@ -311,7 +316,7 @@ mod tests {
             let (mut from_bytes, mut target) = (source.clone(), vec![0xee; 5000]);
             let from_span = span(&mut from_bytes).slice(from, len).unwrap();
             let to_span = span(&mut target).slice(to, len).unwrap();
-            assert_eq!(to_span.stream_span(from_span), len);
+            assert_eq!(to_span.stream_span(from_span), Ok(len));
             let mut expected = vec![0xee; 5000];
             expected[to..to + len].copy_from_slice(&source[from..from + len]);
             assert_eq!(target, expected, "{len} bytes from {from} to {to}");
@@ -328,7 +333,8 @@ mod tests {
             let (mut from_at, mut to_at) = (Cursor::default(), Cursor::default());
             from_at.advance(&from, 2);
             to_at.advance(&to, 6);
-            assert_eq!(copy_spans((&from, from_at), (&to, to_at), store), 35);
+            let copied = copy_spans((&from, from_at), (&to, to_at), store);
+            assert_eq!(copied, Ok(35));
             let mut expected = vec![0xff; 100];
             expected[56..60].copy_from_slice(&[2, 3, 4, 5]);
             expected[..1].copy_from_slice(&[6]);
@@ -336,7 +342,8 @@ mod tests {
             expected[70..91].copy_from_slice(&(29..50).collect::<Vec<_>>());
             assert_eq!(target, expected);
             // A target that ends first.
-            assert_eq!(copy_spans((&from, from_at), (&to[..1], to_at), store), 4);
+            let copied = copy_spans((&from, from_at), (&to[..1], to_at), store);
+            assert_eq!(copied, Ok(4));
         }
     }
 
@@ -346,9 +353,9 @@ mod tests {
         let whole = span(&mut memory);
         let spans = [whole.slice(8, 4).unwrap(), whole.slice(0, 3).unwrap()];
         let mut cursor = Cursor::default();
-        assert_eq!(cursor.copy_in(&spans, &[1, 2, 3]), 3);
-        assert_eq!(cursor.copy_in(&spans, &[4, 5, 6, 7, 8]), 4);
-        assert_eq!(cursor.copy_in(&spans, &[9]), 0);
+        assert_eq!(cursor.copy_in(&spans, &[1, 2, 3]), Ok(3));
+        assert_eq!(cursor.copy_in(&spans, &[4, 5, 6, 7, 8]), Ok(4));
+        assert_eq!(cursor.copy_in(&spans, &[9]), Ok(0));
         assert_eq!(memory, [5, 6, 7, 0, 0, 0, 0, 0, 1, 2, 3, 4]);
     }
 }

@@ -56,6 +56,17 @@ impl Host {
         LocalMemory { memory, region }
     }
 
+    /// Maps and registers memory that can be taken away, see [`Memory::allow`].
+    ///
+    /// # Panics
+    /// When that fails.
+    #[must_use]
+    pub fn mapped(&self, len: usize) -> LocalMemory {
+        let memory = Memory::mapped(len);
+        let region = memory.register(&self.session).expect("it has bytes");
+        LocalMemory { memory, region }
+    }
+
     /// Plans a transfer.
     ///
     /// # Panics

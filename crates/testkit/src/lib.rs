@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`pattern`] | bytes that depend on seed and offset: a block in the wrong place shows |
 //! | [`memory`] | memory that is filled with patterns and compared with them |
+//! | [`mapping`] | memory that is taken away while it is registered |
 //! | [`setup`] | the configurations that tests run with: the one place where a transport is chosen |
 //! | [`host`] | this process's side of a story |
 //! | [`remote`], [`protocol`], [`serve`] | the other process: its handle, the pipe between, its inside |
@@ -21,6 +22,7 @@
 pub mod attack;
 pub mod forked;
 pub mod host;
+pub mod mapping;
 pub mod memory;
 pub mod netns;
 pub mod pattern;
@@ -32,6 +34,7 @@ pub mod setup;
 pub mod story;
 
 pub use host::{Host, LocalMemory};
+pub use mapping::Access;
 pub use memory::Memory;
 pub use pattern::{Content, Expected};
 pub use protocol::Copy;

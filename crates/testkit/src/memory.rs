@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tcpx::cuda::DeviceBuffer;
 use tcpx::{Buffer, Error, MemoryKind, Region, Session};
 
+use crate::mapping::{Access, Mapping};
 use crate::pattern::{Content, Expected, Mismatch};
 
 /// How much is generated and compared at a time: it stays in the cache.
@@ -26,6 +27,7 @@ pub struct Memory {
 enum Place {
     Host(Buffer),
     Gpu(Arc<DeviceBuffer>),
+    Mapped(Arc<Mapping>),
 }
 
 impl Memory {
@@ -53,6 +55,26 @@ impl Memory {
         }
     }
 
+    /// Maps `len` zeroed bytes of host memory that can be taken away, see [`Memory::allow`].
+    #[must_use]
+    pub fn mapped(len: usize) -> Self {
+        Self {
+            buffer: Place::Mapped(Arc::new(Mapping::new(len))),
+        }
+    }
+
+    /// Changes what may be done with a range of whole pages of memory from [`Memory::mapped`]. Its
+    /// bytes are lost with [`Access::Unmapped`].
+    ///
+    /// # Panics
+    /// When it is other memory, or the range is not inside.
+    pub fn allow(&self, access: Access, offset: usize, len: usize) {
+        let Place::Mapped(mapping) = &self.buffer else {
+            panic!("not mapped memory");
+        };
+        mapping.allow(access, offset, len);
+    }
+
     /// Bytes in it.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "it never is")]
@@ -60,6 +82,7 @@ impl Memory {
         match &self.buffer {
             Place::Host(buffer) => buffer.len(),
             Place::Gpu(buffer) => buffer.len(),
+            Place::Mapped(mapping) => mapping.len,
         }
     }
 
@@ -67,6 +90,7 @@ impl Memory {
         match &self.buffer {
             Place::Host(buffer) => buffer.address(),
             Place::Gpu(buffer) => buffer.address(),
+            Place::Mapped(mapping) => mapping.address,
         }
     }
 
@@ -74,6 +98,7 @@ impl Memory {
         match &self.buffer {
             Place::Host(buffer) => buffer.read(offset, out),
             Place::Gpu(buffer) => buffer.copy_to_host(offset, out).expect("it works"),
+            Place::Mapped(mapping) => mapping.read(offset, out),
         }
     }
 
@@ -143,6 +168,7 @@ impl Memory {
         match &self.buffer {
             Place::Host(buffer) => buffer.write(offset, bytes),
             Place::Gpu(buffer) => buffer.copy_from_host(offset, bytes).expect("it works"),
+            Place::Mapped(mapping) => mapping.write(offset, bytes),
         }
     }
 
@@ -153,7 +179,7 @@ impl Memory {
     pub fn register(&self, session: &Session) -> Result<Region, Error> {
         match &self.buffer {
             Place::Host(buffer) => session.register(buffer),
-            Place::Gpu(_) => self.register_range(session, 0, self.len()),
+            Place::Gpu(_) | Place::Mapped(_) => self.register_range(session, 0, self.len()),
         }
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tcpx::{Error, ErrorKind, Op, TransferState};
 
+use crate::mapping::Access;
 use crate::pattern::{Content, Expected};
 
 /// One piece of a transfer between two pieces of memory.
@@ -91,6 +92,17 @@ pub enum Command {
     },
     /// Allocates and registers memory.
     Allocate {
+        len: usize,
+    },
+    /// Maps and registers memory.
+    Map {
+        len: usize,
+    },
+    /// Changes what may be done with pages of it.
+    Allow {
+        memory: u64,
+        access: Access,
+        offset: usize,
         len: usize,
     },
     /// Registers a part of it.

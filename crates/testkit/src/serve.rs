@@ -121,11 +121,17 @@ impl State {
                 json!(lanes.collect::<Vec<_>>())
             }
             Command::Allocate { len } => {
-                let memory = Memory::new(len);
-                let region = memory.register(self.session())?;
-                let id = self.id();
-                self.memory.insert(id, memory);
-                json!(self.registered(id, region))
+                json!(self.add_memory(Memory::new(len))?)
+            }
+            Command::Map { len } => json!(self.add_memory(Memory::mapped(len))?),
+            Command::Allow {
+                memory,
+                access,
+                offset,
+                len,
+            } => {
+                self.memory[&memory].allow(access, offset, len);
+                Value::Null
             }
             Command::Register {
                 memory,
@@ -320,6 +326,13 @@ impl State {
         });
         self.session()
             .prepare(op(write), &self.peer(peer)?, segments)
+    }
+
+    fn add_memory(&mut self, memory: Memory) -> Result<Registered, Error> {
+        let region = memory.register(self.session())?;
+        let id = self.id();
+        self.memory.insert(id, memory);
+        Ok(self.registered(id, region))
     }
 
     fn registered(&mut self, memory: u64, region: Region) -> Registered {

@@ -5,10 +5,12 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tcpx::{Config, TransportKind};
 
 use super::control::{Reply, Request, SHARED_SETTINGS, VERSION, parse, send};
@@ -92,6 +94,8 @@ impl Remote {
             .envs(program.environment.iter().map(|(key, value)| (key, value)))
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::null())
+            // What a terminal interrupts is this process, which ends the other in order.
+            .process_group(0)
             .spawn()
             .map_err(failed)?;
         let channel = Channel::over(ours, "the second process", PATIENCE);
@@ -138,6 +142,14 @@ impl Remote {
                 Ok(remote)
             }
             other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Sends a signal to a process that was started here.
+    pub(crate) fn signal(&self, signal: Signal) {
+        if let Some(child) = &self.child {
+            // It may have ended, which is what a fault is about.
+            let _ = kill_process(Pid::from_child(child), signal);
         }
     }
 

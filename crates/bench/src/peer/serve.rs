@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
+use rustix::process::Signal;
 use tcpx::{Config, Session};
 
 use super::control::{Reply, Request, SHARED_SETTINGS, VERSION, parse, send};
@@ -36,6 +37,8 @@ pub fn serve_stdin(config: Config) -> Result<(), Error> {
     let stdin = io::stdin().as_fd().try_clone_to_owned();
     let stream = UnixStream::from(stdin.map_err(not_spawned)?);
     stream.peer_addr().map_err(not_spawned)?;
+    // A process that is stopped does not notice that the connection closes.
+    let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     // Started as `/proc/self/exe`: without this, `ps` would call the process `exe`.
     let _ = std::fs::write("/proc/self/comm", "tcpx-bench");
     let channel = Channel::over(stream, "the measuring process", PATIENCE);

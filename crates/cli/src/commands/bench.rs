@@ -1,5 +1,6 @@
 //! `tcpx bench`: how fast does memory move, and how close is that to raw sockets?
 
+mod interrupt;
 mod options;
 mod progress;
 mod server;
@@ -46,6 +47,7 @@ const EXAMPLES: &str = "\
   tcpx bench --mem vram:0 --quick             From GPU memory to GPU memory
   tcpx bench --mem host,vram:0                This side in host memory, the other on GPU 0
   tcpx bench --soak 10m                       Mixed transfers, watching memory
+  tcpx bench --soak 30m --faults              The same beside processes that die, stop and flood
   tcpx bench server                           On one machine …
   tcpx bench client 10.0.0.1 --json           … and on the other
 
@@ -106,10 +108,13 @@ struct ClientArguments {
 pub(crate) fn run(args: &Arguments, output: &mut Output) -> Result<Verdict, Failure> {
     match &args.role {
         None => measure(&args.measurement, output, || {
-            let program = Program::same(["bench", SECOND_PROCESS])?;
+            let program = second_process()?;
             let config = args.settings.load()?;
             Ok(Bench::spawn(&program, args.measurement.memory, config)?)
         }),
+        Some(Role::Client(client)) if client.measurement.faults => Err(Failure::Usage(
+            "--faults: both processes must be on this machine, without `client`".into(),
+        )),
         Some(Role::Client(client)) => measure(&client.measurement, output, || {
             let config = client.settings.load()?;
             let memory = client.measurement.memory;
@@ -152,7 +157,13 @@ fn measure(
             sample_every: options::SOAK_SAMPLE.min(duration / 4),
         };
         progress.soak(duration);
-        report.soak = Some(bench.run_soak(&options, &mut |sample| progress.sampled(sample))?);
+        let mut sampled = |sample: &_| progress.sampled(sample);
+        report.soak = Some(if args.faults {
+            let interrupted = interrupt::watch();
+            bench.run_faults(&second_process()?, &options, interrupted, &mut sampled)?
+        } else {
+            bench.run_soak(&options, &mut sampled)?
+        });
     }
     progress.finish();
 
@@ -171,6 +182,11 @@ fn measure(
     } else {
         Verdict::Fine
     })
+}
+
+/// This program in the role of the second process.
+fn second_process() -> Result<Program, Failure> {
+    Ok(Program::same(["bench", SECOND_PROCESS])?)
 }
 
 fn write_page(report: &Report, path: &Path) -> Result<(), Failure> {

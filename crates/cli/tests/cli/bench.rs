@@ -178,6 +178,29 @@ fn a_short_soak_moves_and_verifies() {
     assert!(report["soak"]["verified"].as_u64().unwrap() > 0);
 }
 
+/// A transfer that fails beside a fault that may not touch it, or a wrong byte, gives no document.
+#[test]
+fn a_soak_beside_faults_moves_and_verifies() {
+    let run = run(&["bench", "--soak", "3s", "--faults", "--json"]);
+    // As above: too short to tell a leak.
+    assert!(run.code <= 1, "{}", run.stderr);
+    let soak = &run.json()["soak"];
+    assert!(soak["verified"].as_u64().unwrap() > 0);
+    assert_eq!(soak["faults"]["interrupted"], false);
+    let counts = soak["faults"]["counts"].as_array().unwrap();
+    assert_eq!(counts.len(), 5);
+    let made = counts.iter().map(|entry| entry["count"].as_u64().unwrap());
+    let skipped = counts.iter().filter(|entry| !entry["skipped"].is_null());
+    assert!(made.sum::<u64>() + skipped.count() as u64 > 0, "{counts:?}");
+}
+
+#[test]
+fn faults_need_a_soak_on_this_machine() {
+    run(&["bench", "--faults"]).expect(2);
+    let arguments = ["bench", "client", "127.0.0.1:1", "--soak", "1s", "--faults"];
+    run(&arguments).expect(2);
+}
+
 #[test]
 fn a_server_that_is_not_there_is_a_failure() {
     let (address, _held) = deaf_address();

@@ -1,6 +1,6 @@
 //! Host memory, straight from and to the stream.
 
-use tcpx_net::{Cursor, Span};
+use tcpx_net::{Cursor, Fault, Span};
 use tcpx_proto::lane::Ticket;
 
 use super::{Begin, LetGo, Outgoing, Over, ReceiveCarrier, Room, SendCarrier};
@@ -29,7 +29,16 @@ impl SendCarrier for StreamSend {
         self.current = Some(payload);
     }
 
+    /// Looks at the memory first: a frame that has begun must be completed, so that memory which
+    /// turns out to be gone in the middle costs the connection.
     fn poll_begin(&mut self) -> Begin<'_> {
+        let is_gone = |payload: &mut Outgoing| {
+            let spans = payload.place().spans;
+            spans.iter().any(|span| span.probe().is_err())
+        };
+        if let Some(payload) = self.current.take_if(is_gone) {
+            return Begin::Failed(payload, Error::MemoryFault);
+        }
         self.current.as_ref().map_or(Begin::Nothing, Begin::Frame)
     }
 
@@ -57,15 +66,21 @@ impl SendCarrier for StreamSend {
         let Some(payload) = self.current.take_if(|payload| which.hits(payload)) else {
             return Ok(());
         };
+        let start = rest.len();
+        let mut copied = Ok(start);
         if which.may_copy(&payload, self.left) {
-            let mut filled = rest.len();
-            rest.resize(filled + self.left, 0);
-            for span in self.at.rest(payload.place().spans) {
-                filled += span.copy_to(&mut rest[filled..]);
-            }
+            rest.resize(start + self.left, 0);
+            let mut unsent = self.at.rest(payload.place().spans);
+            copied = unsent.try_fold(start, |filled, span| {
+                Ok(filled + span.copy_to(&mut rest[filled..])?)
+            });
         }
         self.over = Some(payload);
-        Ok(())
+        copied.map(|_| ()).map_err(|fault: Fault| {
+            // The frame cannot be completed.
+            rest.truncate(start);
+            fault.into()
+        })
     }
 
     fn close(&mut self) {

@@ -119,6 +119,7 @@ impl ControlLoop {
         let limit = self.core.context().config.peer_timeout();
         if self.next_tick.is_none_or(|at| now >= at) {
             let mut busy = false;
+            tcpx_net::check_handlers();
             for peer in self.core.all_peers() {
                 busy |= peer.check_liveness(now, limit);
             }

@@ -159,11 +159,12 @@ impl Local {
     fn move_bytes(&self, from: &Side<'_>, to: &Side<'_>) -> Result<(), Error> {
         let start = Cursor::default();
         let by_cpu = |from: &[Span], to: &[Span]| {
-            copy_spans((from, start), (to, start), Store::Cached);
+            copy_spans((from, start), (to, start), Store::Cached)
+                .map(|_| ())
+                .map_err(|_| self.refused(Refusal::Fault.status(), Refusal::Fault))
         };
         let Some(device) = to.device.or(from.device) else {
-            by_cpu(from.spans, to.spans);
-            return Ok(());
+            return by_cpu(from.spans, to.spans);
         };
         let mut copier = self.copier.lock();
         if let (Some(a), Some(b)) = (to.device, from.device)
@@ -181,17 +182,14 @@ impl Local {
                 let copy = copier.gather(device.as_ref(), from.spans, start, between)?;
                 copier.wait(copy)?;
             }
-            None => by_cpu(from.spans, &[between]),
+            None => by_cpu(from.spans, &[between])?,
         }
         match to.device {
             Some(device) => {
                 let copy = copier.scatter(device.as_ref(), to.spans, start, between)?;
                 copier.wait(copy)
             }
-            None => {
-                by_cpu(&[between], to.spans);
-                Ok(())
-            }
+            None => by_cpu(&[between], to.spans),
         }
     }
 

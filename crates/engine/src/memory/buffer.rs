@@ -65,7 +65,8 @@ impl Buffer {
     /// # Panics
     /// When they do not fit.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
-        self.range(offset, bytes.len()).copy_from(bytes);
+        let copied = self.range(offset, bytes.len()).copy_from(bytes);
+        copied.expect("the buffer's own memory is mapped");
     }
 
     /// Copies out of the buffer.
@@ -73,7 +74,8 @@ impl Buffer {
     /// # Panics
     /// When `out` reaches past the end.
     pub fn read(&self, offset: usize, out: &mut [u8]) {
-        self.range(offset, out.len()).copy_to(out);
+        let copied = self.range(offset, out.len()).copy_to(out);
+        copied.expect("the buffer's own memory is mapped");
     }
 
     /// A copy of everything.

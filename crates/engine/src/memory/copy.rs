@@ -185,9 +185,13 @@ impl Copier {
         let Some(made) = made else {
             return Err(Error::DeviceLost);
         };
-        ask(made.queue.as_mut(), copy.ticket).map_err(|error| {
-            self.fail(copy.queue);
-            error.into()
+        ask(made.queue.as_mut(), copy.ticket).map_err(|error| match error {
+            // The failure of this copy alone.
+            tcpx_cuda::Error::NotMapped => Error::MemoryFault,
+            error => {
+                self.fail(copy.queue);
+                error.into()
+            }
         })
     }
 

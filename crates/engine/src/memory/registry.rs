@@ -362,6 +362,8 @@ pub(crate) enum Refusal {
     Mixed,
     #[error("the device that holds the memory failed")]
     Device,
+    #[error("the region's memory is no longer mapped, or not for this access")]
+    Fault,
 }
 
 impl Refusal {
@@ -370,6 +372,15 @@ impl Refusal {
             Self::UnknownRegion { .. } | Self::Revoked => Status::UnknownRegion,
             Self::OutOfBounds { .. } => Status::OutOfBounds,
             Self::Mixed | Self::Device => Status::Other,
+            Self::Fault => Status::Memory,
+        }
+    }
+
+    /// What a peer is told whose access to our memory has failed with `error`.
+    pub(crate) fn failed(error: &Error) -> Self {
+        match error {
+            Error::MemoryFault => Self::Fault,
+            _ => Self::Device,
         }
     }
 }

@@ -207,7 +207,11 @@ impl Conclusion for TaggedReceive {
             && !link.is_dead()
         {
             let message = self.message.load(Ordering::Relaxed);
-            link.send_done(message, Status::Aborted, &error.to_string());
+            let status = match error {
+                Error::MemoryFault => Status::Memory,
+                _ => Status::Aborted,
+            };
+            link.send_done(message, status, &error.to_string());
         }
         self.completion.record(error);
         self.completion.finish();
@@ -427,7 +431,7 @@ fn matched(
     let refusal = context.copies.guarded(|| {
         let refusal = receive.refusal(&arrival);
         if let (None, Some(bytes)) = (&refusal, inline) {
-            receive.target.copy_from(bytes);
+            return receive.target.copy_from(bytes).err().map(Error::from);
         }
         refusal
     });
@@ -435,6 +439,7 @@ fn matched(
         drop(reading);
         let status = match error {
             Error::MessageTruncated { .. } => Status::Truncated,
+            Error::MemoryFault => Status::Memory,
             _ => Status::Aborted,
         };
         link.send_done(arrival.id, status, &error.to_string());

@@ -188,8 +188,10 @@ impl Session {
     /// even if it was announced as the host's, as long as this process uses CUDA.
     ///
     /// # Safety
-    /// The memory must stay mapped, readable and writable until the region is deregistered or dropped.
-    /// Peers who have its descriptor write to it at any time.
+    /// Until the region is deregistered or dropped the address range must belong to this memory:
+    /// peers who have its descriptor read and write whatever is mapped there. Memory that is
+    /// unmapped or protected too early fails the accesses to it, as long as nothing else is mapped
+    /// in its place.
     ///
     /// # Errors
     /// The range is empty or wraps, it was said to be on a GPU and is not, the GPU cannot be used, or the session
@@ -363,6 +365,8 @@ impl Session {
         kind: MemoryKind,
         owner: Option<Buffer>,
     ) -> Result<Region, Error> {
+        // The application may have installed handlers of its own since.
+        tcpx_net::check_handlers();
         let context = self.core().context();
         context.registry.add(&context.staging, span, kind, owner)
     }

@@ -25,9 +25,15 @@ impl Announcement {
     /// memory wait.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         let len = self.source.len();
-        let inline = len as u64 <= MAX_INLINE_SEND_BYTES
+        let mut bytes = Vec::new();
+        let mut inline = len as u64 <= MAX_INLINE_SEND_BYTES
             && self.memory.is_live()
             && self.memory.device.is_none();
+        if inline {
+            bytes.resize(len, 0);
+            // Memory that cannot be read is refused to the peer when it reads the message.
+            inline = self.source.copy_to(&mut bytes).is_ok();
+        }
         let pieces = self.arrival().pieces;
         let header = Header {
             flags: if inline { FLAG_INLINE } else { 0 },
@@ -46,9 +52,7 @@ impl Announcement {
         }
         out.extend_from_slice(&self.tag.to_le_bytes());
         if inline {
-            let at = out.len();
-            out.resize(at + len, 0);
-            self.source.copy_to(&mut out[at..]);
+            out.append(&mut bytes);
         }
     }
 

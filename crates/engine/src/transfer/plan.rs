@@ -221,7 +221,14 @@ impl Plan {
             }
             builder.push(run);
         }
-        builder.finish()
+        let mut plan = builder.finish();
+        // An application may keep a million of them, mostly of one chunk: no room for more.
+        plan.chunks.shrink_to_fit();
+        plan.tables.shrink_to_fit();
+        plan.spans.shrink_to_fit();
+        plan.memory.shrink_to_fit();
+        plan.groups.shrink_to_fit();
+        plan
     }
 
     /// How many chunks there are; none when no byte is to be moved.

@@ -99,12 +99,50 @@ impl Offer for Run {
     }
 }
 
+/// A posting that counts how often a lane looks at it or at others of the same count.
+#[derive(Clone, Debug)]
+struct Counted {
+    run: Run,
+    looks: Rc<Cell<usize>>,
+}
+
+impl Counted {
+    fn looked(&self) -> &Run {
+        self.looks.set(self.looks.get() + 1);
+        &self.run
+    }
+}
+
+impl Offer for Counted {
+    type Chunk = Piece;
+
+    fn transfer(&self) -> u64 {
+        self.looked().transfer()
+    }
+
+    fn op(&self) -> Op {
+        self.looked().op()
+    }
+
+    fn chunks(&self) -> usize {
+        self.looked().chunks()
+    }
+
+    fn take(&self) -> Take<Piece> {
+        self.looked().take()
+    }
+
+    fn has_more(&self) -> bool {
+        self.looked().has_more()
+    }
+}
+
 /// Room for WRITE chunks, room for answers.
 #[derive(Clone, Copy, Debug)]
 struct Rooms(bool, bool);
 
-impl<A> Room<Run, A> for Rooms {
-    fn for_write(&mut self, _: &Run) -> bool {
+impl<O, A> Room<O, A> for Rooms {
+    fn for_write(&mut self, _: &O) -> bool {
         self.0
     }
 

@@ -3,6 +3,7 @@
 use tcpx::RemoteRegion;
 
 use super::{Pending, RemoteProcess};
+use crate::mapping::Access;
 use crate::pattern::{Content, Expected, Mismatch, REMOTE_POISON};
 use crate::protocol::{Command, Hex, Registered};
 
@@ -52,6 +53,23 @@ impl RemoteProcess {
     pub fn memory(&self, len: usize) -> RemoteMemory {
         let registered: Registered = self.expect(Command::Allocate { len });
         RemoteMemory::new(registered, len)
+    }
+
+    /// Maps and registers memory in it that can be taken away, see [`RemoteProcess::allow`].
+    pub fn mapped(&self, len: usize) -> RemoteMemory {
+        let registered: Registered = self.expect(Command::Map { len });
+        RemoteMemory::new(registered, len)
+    }
+
+    /// Changes what may be done with pages of memory from [`RemoteProcess::mapped`].
+    pub fn allow(&self, memory: &RemoteMemory, access: Access, offset: usize, len: usize) {
+        let memory = memory.memory;
+        self.expect(Command::Allow {
+            memory,
+            access,
+            offset,
+            len,
+        })
     }
 
     /// Registers a part of its memory.

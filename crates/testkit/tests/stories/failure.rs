@@ -5,5 +5,6 @@ mod abort;
 mod chaos;
 mod deregister;
 mod peers;
+mod unmapped;
 
 const MIB: usize = 1 << 20;

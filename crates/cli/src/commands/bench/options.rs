@@ -94,6 +94,15 @@ pub(super) struct Measurement {
     #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
     soak: Option<Duration>,
 
+    /// Make faults beside the soak: kill, stop, flood, cut and fork at random
+    ///
+    /// Every byte is compared. Processes are killed and restarted, stopped and continued, flooded
+    /// with connections of strangers, forked, and cut off from each other (`ss -K`, with root).
+    /// Fails when a byte is wrong, when a transfer fails that no fault has touched, or when memory,
+    /// descriptors or threads grow. On this machine only. Ctrl-C ends it early with its result.
+    #[arg(long, requires = "soak")]
+    pub(super) faults: bool,
+
     /// Write one self-contained page with plots
     ///
     /// Where no cases are chosen, everything is measured, as with --full.

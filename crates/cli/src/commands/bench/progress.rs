@@ -63,12 +63,14 @@ impl Shown {
         let part = sample.at_s / self.soak.as_secs_f64().max(1e-9);
         self.bar.set_position((part * PARTS as f64) as u64);
         let text = format!(
-            "{:.0} s: {} transfers, {:.2} GB/s, {} and {} resident",
+            "{:.0} s: {} transfers, {:.2} GB/s, {} and {} resident, {} descriptors, {} threads",
             sample.at_s,
             sample.transfers,
             sample.gb_per_s,
             tcpx_bench::units::bytes(sample.initiator.resident_bytes),
             tcpx_bench::units::bytes(sample.target.resident_bytes),
+            sample.initiator.descriptors,
+            sample.initiator.threads,
         );
         if self.lines {
             eprintln(format_args!("Soak at {text}."));

@@ -1,6 +1,7 @@
 //! A report as tables.
 
 use comfy_table::CellAlignment;
+use tcpx_bench::faults::{FaultCount, FaultsResult};
 use tcpx_bench::measure::CaseResult;
 use tcpx_bench::place::Places;
 use tcpx_bench::report::Report;
@@ -215,11 +216,15 @@ fn soak(soak: &SoakResult, output: &mut Output) -> Result<(), Failure> {
         output.paint(Tone::Good, "The steady state did not grow:")
     };
     output.line(format_args!(
-        "{verdict} {:+.0} KiB here, {:+.0} KiB there, {:+.0} descriptors.",
+        "{verdict} {:+.0} KiB here, {:+.0} KiB there, {:+.0} descriptors, {:+.0} threads.",
         growth.initiator_bytes / 1024.0,
         growth.target_bytes / 1024.0,
-        growth.descriptors
+        growth.descriptors,
+        growth.threads
     ))?;
+    if let Some(faults) = &soak.faults {
+        fault_counts(faults, output)?;
+    }
     let on_gpu = |sample: &SoakSample| {
         sample.initiator.device_free_bytes.is_some() || sample.target.device_free_bytes.is_some()
     };
@@ -228,6 +233,28 @@ fn soak(soak: &SoakResult, output: &mut Output) -> Result<(), Failure> {
             "GPU memory in use by all processes: {:+.1} MiB.",
             growth.device_bytes / f64::from(1 << 20)
         ))?;
+    }
+    Ok(())
+}
+
+fn fault_counts(faults: &FaultsResult, output: &mut Output) -> Result<(), Failure> {
+    let made = |entry: &FaultCount| format!("{} × {:?}", entry.count, entry.fault).to_lowercase();
+    let made: Vec<String> = faults.counts.iter().map(made).collect();
+    let ended = if faults.interrupted {
+        " Ended early."
+    } else {
+        ""
+    };
+    output.line(format_args!(
+        "Faults: {}; {} failed by them.{ended}",
+        made.join(", "),
+        count(faults.failed as usize, "transfer")
+    ))?;
+    for entry in &faults.counts {
+        if let Some(reason) = &entry.skipped {
+            let name = format!("{:?}", entry.fault).to_lowercase();
+            output.line(format_args!("Skipped {name}: {reason}."))?;
+        }
     }
     Ok(())
 }

@@ -462,7 +462,7 @@ impl Frame {
                         (spans, self.at),
                         (&[slot.span(len)], Cursor::default()),
                         Store::Cached,
-                    );
+                    )?;
                     None
                 }
             };
@@ -489,7 +489,7 @@ impl Frame {
                 copier.wait(copy)?;
             }
             None => {
-                copy_spans((spans, self.at), (&[to], Cursor::default()), Store::Cached);
+                copy_spans((spans, self.at), (&[to], Cursor::default()), Store::Cached)?;
             }
         }
         self.own = Some((own, 0));

@@ -212,7 +212,7 @@ fn read_anywhere(address: usize, len: usize) -> Result<Vec<u8>, Error> {
     let span = unsafe { Span::new(address as *mut u8, len) };
     match tcpx_cuda::locate(address, len)? {
         None => {
-            span.copy_to(&mut bytes);
+            span.copy_to(&mut bytes)?;
         }
         Some(device) => {
             let slot = device.pin(len)?;
@@ -221,7 +221,7 @@ fn read_anywhere(address: usize, len: usize) -> Result<Vec<u8>, Error> {
             let mut copier = Copier::default();
             let copy = copier.gather(device.as_ref(), &[span], Cursor::default(), pinned)?;
             copier.wait(copy)?;
-            pinned.copy_to(&mut bytes);
+            pinned.copy_to(&mut bytes)?;
         }
     }
     Ok(bytes)
@@ -273,7 +273,7 @@ mod tests {
             for span in ring.spans() {
                 let at = all.len();
                 all.resize(at + span.len(), 0);
-                span.copy_to(&mut all[at..]);
+                span.copy_to(&mut all[at..]).unwrap();
             }
             all
         }

@@ -47,7 +47,7 @@ impl Memory {
         for span in &self.spans {
             let at = out.len();
             out.resize(at + span.len(), 0);
-            span.copy_to(&mut out[at..]);
+            span.copy_to(&mut out[at..]).unwrap();
         }
         out
     }
@@ -69,7 +69,7 @@ fn take_out(
             let count = ready.len().min(step);
             let at = bytes.len();
             bytes.resize(at + count, 0);
-            ready.copy_to(&mut bytes[at..]);
+            ready.copy_to(&mut bytes[at..]).unwrap();
             out.sent(count, spans, copier)?;
         }
     }
@@ -108,7 +108,9 @@ fn put_part(
             continue;
         };
         let count = left.min(step).min(room.bytes);
-        room.at.copy_in(room.spans, &bytes[done..done + count]);
+        room.at
+            .copy_in(room.spans, &bytes[done..done + count])
+            .unwrap();
         done += count;
         inbound.filled(place, count, is_whole && done == bytes.len())?;
     }

@@ -84,8 +84,8 @@ impl Incoming {
         self.way = None;
         self.sink = match std::mem::replace(&mut self.sink, Sink::Nowhere(None)) {
             Sink::Regions { .. } => {
-                tracing::warn!(%error, "a device failed, a peer's WRITE is refused");
-                Sink::Nowhere(Some(Refusal::Device))
+                tracing::warn!(%error, "memory failed, a peer's WRITE is refused");
+                Sink::Nowhere(Some(Refusal::failed(&error)))
             }
             Sink::Run(chunk) => Sink::Failed(chunk, error),
             other => other,

@@ -9,7 +9,7 @@ mod conclude;
 use std::io;
 use std::sync::Arc;
 
-use tcpx_net::Cursor;
+use tcpx_net::{Cursor, Fault};
 use tcpx_proto::frame::{FLAG_COMM, HEADER_BYTES, Header, MAX_EXTRA_BYTES, MAX_TABLE_BYTES, Table};
 use tcpx_proto::lane::{Landing, Meaning, Op};
 
@@ -229,7 +229,7 @@ impl Receiver {
     /// Makes one system call: returns how many bytes came and how many could have; no bytes came if
     /// there is no room for them.
     fn receive(&mut self, lane: &Lane) -> io::Result<(usize, usize)> {
-        if let Stage::Payload(payload) = &mut self.stage
+        while let Stage::Payload(payload) = &mut self.stage
             && let Some(way) = payload.way
             && let Some(place) = payload.sink.place()
         {
@@ -253,7 +253,14 @@ impl Receiver {
             } else {
                 &mut []
             };
-            let count = lane.stream.recv(room.spans, room.at, tail)?;
+            let count = match lane.stream.recv(room.spans, room.at, tail) {
+                // Then nothing was taken from the stream: the rest of the payload goes nowhere.
+                Err(error) if Fault::is_in(&error) => {
+                    self.give_up(Error::MemoryFault);
+                    continue;
+                }
+                outcome => outcome?,
+            };
             let of_payload = count.min(payload.left);
             payload.left -= of_payload;
             (self.start, self.end) = (0, count - of_payload);
@@ -420,9 +427,12 @@ impl Receiver {
                     }
                     Ok(Some(mut room)) => {
                         count = count.min(room.bytes);
-                        room.at.copy_in(room.spans, &available[..count]);
+                        let copied = room.at.copy_in(room.spans, &available[..count]);
                         let is_last = count == payload.left;
-                        failed = carrier.filled(&place, count, is_last).err();
+                        failed = match copied {
+                            Ok(_) => carrier.filled(&place, count, is_last).err(),
+                            Err(fault) => Some(fault.into()),
+                        };
                     }
                     Err(error) => failed = Some(error),
                 }

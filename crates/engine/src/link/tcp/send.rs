@@ -305,7 +305,7 @@ impl Sender {
         }
     }
 
-    /// Deals with a payload whose device failed before its frame had begun.
+    /// Deals with a payload whose memory failed before its frame had begun.
     fn give_up(&mut self, payload: Outgoing, error: Error, books: &mut Books) {
         match payload {
             Outgoing::Chunk(chunk) => {
@@ -318,8 +318,8 @@ impl Sender {
                 let refusal = if grant.has_dead_memory() {
                     Refusal::Revoked
                 } else {
-                    tracing::warn!(%error, "a device failed, a peer's READ is refused");
-                    Refusal::Device
+                    tracing::warn!(%error, "memory failed, a peer's READ is refused");
+                    Refusal::failed(&error)
                 };
                 encode_refusal(&mut self.head, id, refusal);
             }

@@ -1,7 +1,9 @@
 //! One lane, step by step.
 
 use alloc::format;
+use alloc::rc::Rc;
 use alloc::vec::Vec;
+use core::cell::Cell;
 
 use super::*;
 
@@ -50,6 +52,62 @@ fn a_window_of_requests_and_a_window_of_writes_are_in_flight_at_most() {
     lane.handle_frame(&frame(Kind::ReadError, chunk(1, 2), 0))
         .unwrap();
     assert_eq!(drain(&mut lane), ["request", "write"]);
+}
+
+/// However many offers wait behind a full window, each is looked at a few times in all.
+#[test]
+fn a_queue_of_offers_costs_the_same_for_each() {
+    const WINDOW: usize = 16;
+    for op in [Op::Write, Op::Read] {
+        let looks = Rc::new(Cell::new(0));
+        let count = 20_000_u64;
+        let mut lane = Lane::<Counted, u32>::new(WINDOW, WINDOW, 4);
+        for transfer in 0..count {
+            let run = Run::new(op, transfer, &[64]);
+            let looks = Rc::clone(&looks);
+            lane.offer(Counted { run, looks }).unwrap();
+            // Whoever posts sends at once what the window takes.
+            while lane.poll_transmit(&mut { ROOM }).is_some() {}
+        }
+        for transfer in 0..count {
+            let (kind, bytes) = match op {
+                Op::Write => (Kind::Ack, 0),
+                Op::Read => (Kind::Data, 64),
+            };
+            lane.handle_frame(&frame(kind, chunk(transfer, 0), bytes))
+                .unwrap();
+            while lane.poll_transmit(&mut { ROOM }).is_some() {}
+        }
+        assert!(!lane.has_work() && !lane.is_busy());
+        let each = looks.get() as u64 / count;
+        assert!(each <= 8, "{op:?}: {each} looks at each of {count} offers");
+    }
+}
+
+/// Where a payload finds no room, offers take turns: a bounded number of looks for each answer.
+#[test]
+fn offers_without_room_are_looked_at_in_turns() {
+    let mut lane = Lane::<Counted, u32>::new(16, 16, 1);
+    let looks = Rc::new(Cell::new(0));
+    for transfer in 0..20_000 {
+        let run = Run::new(Op::Write, transfer, &[64]);
+        let looks = Rc::clone(&looks);
+        lane.offer(Counted { run, looks }).unwrap();
+    }
+    struct Asked(usize);
+    impl Room<Counted, u32> for Asked {
+        fn for_write(&mut self, _: &Counted) -> bool {
+            self.0 += 1;
+            false
+        }
+
+        fn for_answer(&mut self, _: &u32) -> bool {
+            false
+        }
+    }
+    let mut asked = Asked(0);
+    assert!(lane.poll_transmit(&mut asked).is_none());
+    assert!((1..=MAX_LOOKS).contains(&asked.0), "{}", asked.0);
 }
 
 #[test]

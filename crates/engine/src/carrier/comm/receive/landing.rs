@@ -1,7 +1,7 @@
 //! From where the plugin has put a message to where it belongs.
 
 use tcpx_ncclnet::Flushing;
-use tcpx_net::{Cursor, Span, Store, copy_spans};
+use tcpx_net::{Cursor, Fault, Span, Store, copy_spans};
 
 use super::{CommReceive, Message, MessageState, Target};
 use crate::carrier::comm::memory::Slot;
@@ -143,7 +143,11 @@ impl<T: Target> CommReceive<T> {
                     frame.failed.get_or_insert(error);
                 }
             },
-            Some(Place { spans, .. }) => scatter(&[from], spans, part.at),
+            Some(Place { spans, .. }) => {
+                if let Err(fault) = scatter(&[from], spans, part.at) {
+                    frame.failed.get_or_insert(fault.into());
+                }
+            }
             None => {}
         }
         self.slots.give(slot);
@@ -178,7 +182,9 @@ impl<T: Target> CommReceive<T> {
             }));
         }
         if device.is_none() && unpack.device.is_none() {
-            scatter(unpack.ring.spans(), spans, part.at);
+            if let Err(fault) = scatter(unpack.ring.spans(), spans, part.at) {
+                frame.failed.get_or_insert(fault.into());
+            }
             return Ok(Next::Now(MessageState::Landed));
         }
         let pinned = device.or(unpack.device.as_ref());
@@ -189,7 +195,7 @@ impl<T: Target> CommReceive<T> {
         let start = Cursor::default();
         Ok(Next::Now(match &unpack.device {
             None => {
-                scatter(from, &[to], start);
+                scatter(from, &[to], start)?;
                 MessageState::InSlot(slot)
             }
             Some(gpu) => {
@@ -220,6 +226,7 @@ enum Next {
 }
 
 /// Copies `from`, back to back, to where `at` stands in `to`. Past the cache: nobody reads it soon.
-fn scatter(from: &[Span], to: &[Span], at: Cursor) {
-    copy_spans((from, Cursor::default()), (to, at), Store::Streamed);
+fn scatter(from: &[Span], to: &[Span], at: Cursor) -> Result<(), Fault> {
+    copy_spans((from, Cursor::default()), (to, at), Store::Streamed)?;
+    Ok(())
 }

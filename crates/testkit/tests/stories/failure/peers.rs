@@ -6,7 +6,7 @@ use std::time::Duration;
 use tcpx::{ErrorKind, LostCause, Op, Peer, TransferState};
 use tcpx_testkit::host::{done, fails, lost, wait_for_silence, wait_for_traffic};
 use tcpx_testkit::{
-    Content, Copy, Expected, GUARD, Host, RemoteProcess, Setup, on_main_setups, story, wait_until,
+    Content, Copy, Expected, Host, RemoteProcess, Setup, on_main_setups, story, wait_until,
 };
 
 use super::MIB;

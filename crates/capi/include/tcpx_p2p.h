@@ -403,7 +403,7 @@ tcpx_status tcpx_session_recv(const tcpx_session *session,
                               tcpx_transfer **transfer);
 
 // Sends a message on its own; it is queued when this returns. Messages to one peer arrive in order. An
-// empty message is legal. TCPX_ERROR_BUSY where the peer does not keep up, and a quarter of queue_bytes
+// empty message is legal. TCPX_ERROR_BUSY where the peer does not keep up, and half of queue_bytes
 // waits to be sent to it: nothing was sent then, try again later.
 tcpx_status tcpx_session_notify(const tcpx_session *session,
                                 const tcpx_peer *peer,

@@ -272,7 +272,7 @@ pub unsafe extern "C" fn tcpx_session_recv(
 }
 
 /// Sends a message on its own; it is queued when this returns. Messages to one peer arrive in order. An
-/// empty message is legal. TCPX_ERROR_BUSY where the peer does not keep up, and a quarter of queue_bytes
+/// empty message is legal. TCPX_ERROR_BUSY where the peer does not keep up, and half of queue_bytes
 /// waits to be sent to it: nothing was sent then, try again later.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_session_notify(

@@ -213,8 +213,7 @@ pub enum Error {
     /// So much waits to be sent to the peer that it takes no more for now. Typical causes: the
     /// peer's application does not take its notifications, or the network is slow. Try again later.
     #[error(
-        "peer {peer:?} does not keep up: {queued} bytes of messages wait to be sent to it (limit: a \
-         quarter of TCPX_QUEUE_BYTES)"
+        "peer {peer:?} does not keep up: {queued} bytes of messages wait to be sent to it (limit: half of TCPX_QUEUE_BYTES)"
     )]
     PeerBehind {
         /// The peer.

@@ -84,7 +84,7 @@ pub enum LostCause {
     /// keeps of one peer, and the application has taken none for half of `TCPX_PEER_TIMEOUT`. Take
     /// notifications as they come, or raise `TCPX_QUEUE_BYTES`.
     #[error(
-        "nobody here has taken its notifications or tagged messages for {after:?}, and a quarter \
+        "nobody here has taken its notifications or tagged messages for {after:?}, and half \
          of TCPX_QUEUE_BYTES is full of them"
     )]
     NotTaken {
@@ -96,7 +96,7 @@ pub enum LostCause {
     /// `TCPX_QUEUE_BYTES` here, or send less at once.
     #[error(
         "a notification of {bytes} bytes is longer than the {max} that the session keeps of one \
-         peer (a quarter of TCPX_QUEUE_BYTES)"
+         peer (half of TCPX_QUEUE_BYTES)"
     )]
     NotificationTooLong {
         /// Bytes that keeping it takes.

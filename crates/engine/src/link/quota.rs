@@ -17,8 +17,8 @@ use tcpx_proto::frame::{FLAG_NOTIFY, Header, Kind};
 
 use super::Control;
 
-/// One peer may use this part of the quota: one that is not read does not keep out the others.
-const PEERS: usize = 4;
+/// One peer may use this part of the quota: one that is not read does not keep the others out.
+const PEERS: usize = 2;
 
 /// Bytes that a peer may always use: others that use up the quota do not silence it.
 const GUARANTEED_BYTES: usize = 64 << 10;
@@ -228,23 +228,23 @@ mod tests {
     #[test]
     fn a_peer_has_its_share_and_all_of_them_the_quota() {
         let (quota, _) = quota(8 * MIB);
-        let peers: Vec<_> = (0..5).map(|_| quota.share()).collect();
-        let all: Vec<_> = peers[..4].iter().map(|p| held(p, 2 * MIB)).collect();
+        let peers: Vec<_> = (0..3).map(|_| quota.share()).collect();
+        let all: Vec<_> = peers[..2].iter().map(|p| held(p, 4 * MIB)).collect();
         assert!(all.iter().all(Option::is_some));
         assert!(held(&peers[0], 1).is_none(), "more than its share");
-        assert!(held(&peers[4], MIB).is_none(), "more than the quota");
+        assert!(held(&peers[2], MIB).is_none(), "more than the quota");
         // Others that use up the quota do not silence a peer.
-        let little = held(&peers[4], GUARANTEED_BYTES);
+        let little = held(&peers[2], GUARANTEED_BYTES);
         assert!(little.is_some());
-        assert!(held(&peers[4], 1).is_none());
+        assert!(held(&peers[2], 1).is_none());
         drop((all, little));
         assert_eq!(quota.used(), 0);
-        assert!(held(&peers[4], 2 * MIB).is_some());
+        assert!(held(&peers[2], 4 * MIB).is_some());
     }
 
     #[test]
     fn whoever_was_paused_is_called_once_there_is_room_for_more() {
-        let (quota, calls) = quota(8 * MIB);
+        let (quota, calls) = quota(4 * MIB);
         let calls = || calls.0.load(Ordering::SeqCst);
         let peer = quota.share();
         let mut first = held(&peer, MIB).unwrap();
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_session_that_closes_pauses_nobody() {
-        let (quota, calls) = quota(8 * MIB);
+        let (quota, calls) = quota(4 * MIB);
         let peer = quota.share();
         let kept = held(&peer, 2 * MIB);
         assert!(matches!(peer.reserve(1), Reserved::Full));
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn threads_that_reserve_at_once_use_no_more_than_there_is() {
-        let (quota, _) = quota(4 * MIB);
+        let (quota, _) = quota(2 * MIB);
         let peers: Vec<_> = (0..8).map(|_| quota.share()).collect();
         std::thread::scope(|scope| {
             for peer in &peers {

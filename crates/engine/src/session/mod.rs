@@ -285,9 +285,9 @@ impl Session {
     /// [`Session::close`] waits for those on their way.
     ///
     /// # Errors
-    /// The message is too long (a quarter of `queue_bytes`), or the peer is not reachable by any means.
+    /// The message is too long (half of `queue_bytes`), or the peer is not reachable by any means.
     /// [`Error::PeerBehind`], of kind [`Busy`](crate::ErrorKind::Busy), where the peer does not keep up:
-    /// a quarter of `queue_bytes` waits to be sent to it. Nothing was sent then; try again later.
+    /// half of `queue_bytes` waits to be sent to it. Nothing was sent then; try again later.
     pub fn notify(&self, peer: &Peer, message: &[u8]) -> Result<(), Error> {
         let core = self.core_with(peer)?;
         core.check_open()?;

@@ -179,6 +179,8 @@ fn both_close_at_once(setup: &Setup) {
 }
 
 fn a_peer_is_stopped(setup: &Setup) {
+    // Alice is not told that bob does not keep up.
+    let setup = &setup.with("queue_bytes", "256M");
     let (bob, carol) = (
         RemoteProcess::open("bob", setup),
         RemoteProcess::open("carol", setup),

@@ -230,6 +230,39 @@ fn answers_that_an_insider_does_not_read_do_not_pile_up() {
     });
 }
 
+/// Everything that it may ask for on as many lanes as it may have, and parts of more than that.
+#[test]
+fn all_that_an_insider_may_ask_for_costs_little() {
+    story(|| {
+        const LEN: u32 = 2000;
+        let stage = Stage::new(&setup().with("peer_timeout", "60s"));
+        let descriptor = RegionDescriptor::decode(&stage.there.descriptor.to_bytes());
+        let descriptor = descriptor.expect("valid");
+        let range = (descriptor.key(), descriptor.address(), LEN);
+        // Answers of a MiB, each with a table as long as there can be.
+        let mut asked = with_table(Kind::Read, range, 511).repeat(16);
+        // Behind them a notification that does not come to an end.
+        let header = Header {
+            payload: 7 * MIB as u64,
+            ..Header::new(Kind::Notify, 0)
+        };
+        header.encode(&mut asked);
+        asked.resize(asked.len() + 6 * MIB, 7);
+        let stranger = Stranger {
+            lanes: 64,
+            ..mallory(1)
+        };
+        let mut lanes = stage.insider(&stranger);
+        stage.survives("many lanes", || {
+            std::thread::scope(|scope| {
+                for lane in &mut lanes {
+                    scope.spawn(|| flood(lane, &asked, asked.len()));
+                }
+            });
+        });
+    });
+}
+
 #[test]
 fn notifications_that_nobody_reads_do_not_pile_up() {
     story(|| {

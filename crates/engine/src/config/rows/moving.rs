@@ -19,7 +19,7 @@ const USUAL_LANES: usize = 8;
 const DEFAULT_CHUNK_BYTES: usize = 1 << 20;
 const DEFAULT_WINDOW: usize = 16;
 const DEFAULT_STAGING_BYTES: usize = 256 << 20;
-const DEFAULT_QUEUE_BYTES: usize = 32 << 20;
+const DEFAULT_QUEUE_BYTES: usize = 24 << 20;
 const DEFAULT_SPIN: Duration = Duration::from_micros(50);
 
 pub(in crate::config) static NAME: Row<Name> = Row {
@@ -190,7 +190,7 @@ pub(in crate::config) static QUEUE_BYTES: Row<Bytes> = Row {
     variables: &["TCPX_QUEUE_BYTES"],
     help: || {
         "The most memory that all peers together can make a session keep: notifications that nobody \
-         has read, and tagged messages without a receive. One peer has a quarter of it; so much may \
+         has read, and tagged messages without a receive. One peer has half of it; so much may \
          also wait to be sent to it, and no notification is longer. At the limit nothing more is \
          read from the peer's lane."
             .into()
@@ -202,7 +202,7 @@ pub(in crate::config) static QUEUE_BYTES: Row<Bytes> = Row {
     },
     default: DefaultValue::Fixed(|| DEFAULT_QUEUE_BYTES),
     why: || {
-        let messages = DEFAULT_QUEUE_BYTES / 4 / 256;
+        let messages = DEFAULT_QUEUE_BYTES / 2 / 256;
         format!("about {messages} short notifications of a peer, and little for a machine")
     },
     get: |v| &v.queue_bytes,

@@ -180,8 +180,7 @@ impl Connection {
     /// that never reads such frames loses its connection.
     fn control_owed(&self, encode: impl FnOnce(&mut Vec<u8>)) {
         let bytes = self.lanes[0].push_owed(encode);
-        // What was posted while the peer kept up is not held against it.
-        if bytes > 2 * self.context.quota.of_a_peer() {
+        if bytes > self.context.quota.of_a_peer() {
             let peer = self.above.name().to_owned();
             let cause = LostCause::NotReading { bytes };
             self.end_with(Error::PeerLost { peer, cause });

@@ -215,6 +215,7 @@ impl Receiver {
     /// Gives up; returns the chunks of ours that were being settled.
     pub(super) fn close(&mut self) -> Vec<ChunkRef> {
         self.closed = true;
+        self.held = None;
         let mut payloads: Vec<_> = self.carriers.each().flat_map(|c| c.close()).collect();
         payloads.extend(self.landing.close());
         if let Stage::Payload(current) = std::mem::replace(&mut self.stage, Stage::Header) {

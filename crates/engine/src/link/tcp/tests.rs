@@ -335,7 +335,7 @@ fn a_peer_that_never_reads_what_it_is_owed_loses_its_connection() {
     let Error::PeerLost { peer, cause } = &error else {
         panic!("{error}");
     };
-    let limit = 2 * ours.context.quota.of_a_peer();
+    let limit = ours.context.quota.of_a_peer();
     assert_eq!(peer, "bob");
     assert!(
         matches!(cause, LostCause::NotReading { bytes } if (limit..limit + 100).contains(bytes)),

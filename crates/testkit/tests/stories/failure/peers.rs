@@ -6,7 +6,7 @@ use std::time::Duration;
 use tcpx::{ErrorKind, LostCause, Op, Peer, TransferState};
 use tcpx_testkit::host::{done, fails, lost, wait_for_silence, wait_for_traffic};
 use tcpx_testkit::{
-    Content, Copy, Expected, GUARD, Host, RemoteProcess, Setup, on_main_setups, story, wait_until,
+    Content, Copy, Expected, Host, RemoteProcess, Setup, on_main_setups, story, wait_until,
 };
 
 use super::MIB;
@@ -166,21 +166,22 @@ fn a_new_session_of_the_same_name_connects_to_us_first(setup: &Setup) {
     alice.verify_traffic(&old_peer, &old, 1);
     let new = RemoteProcess::open("bob", setup);
     new.knows(&alice);
-    new.connect("alice").expect("alice listens");
-    let accepted = alice.session.accept(GUARD).expect("he connected");
-    // Both are bob; the name is still that of the one whose info was loaded.
-    alice.verify_traffic(&accepted, &new, 2);
-    alice.verify_traffic(&old_peer, &old, 3);
+    // Nobody has proven that he is bob: under this name alice knows another.
+    let _ = new.connect("alice");
+    new.notify("alice", b"lost");
+    wait_until("he was turned away", || !new.is_connected("alice"));
+    alice.verify_traffic(&old_peer, &old, 2);
+    assert_eq!(alice.session.peers().len(), 1);
+    assert!(alice.session.notifications().is_empty());
+    // Until his info is loaded.
+    let new_peer = alice.knows(&new);
+    alice.verify_traffic(&new_peer, &new, 3);
     new.notify("alice", b"from the new one");
     let notice = alice.notification();
     assert_eq!(
         (&*notice.from, &*notice.message),
         ("bob", &b"from the new one"[..])
     );
-    // Until the new info is.
-    let new_peer = alice.knows(&new);
-    assert!(new_peer.is_connected(), "he has connected already");
-    alice.verify_traffic(&new_peer, &new, 4);
     wait_until("the old one is gone", || !old_peer.is_connected());
     let by_name = alice.session.peer("bob").expect("there is a bob");
     alice.verify_traffic(&by_name, &new, 5);

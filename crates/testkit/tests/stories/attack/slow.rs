@@ -2,8 +2,10 @@
 
 use std::io::{Read, Write};
 
+use tcpx::Op;
 use tcpx_proto::frame::{FLAG_NOTIFY, HEADER_BYTES, Header, Kind, Status};
-use tcpx_testkit::attack::{GRANTED, Scene, ask, plain, table};
+use tcpx_testkit::attack::{GRANTED, Scene, WINDOW, ask, plain, table};
+use tcpx_testkit::host::fails;
 use tcpx_testkit::raw::shout;
 use tcpx_testkit::{Content, Setup, story};
 
@@ -140,6 +142,33 @@ fn answers_that_wait_do_not_use_memory_that_was_taken_back() {
             assert_eq!(refused.header.flags, Status::UnknownRegion as u8);
         }
         assert!(slow.sync().is_empty());
+        scene.honest_peer_goes_on();
+    });
+}
+
+/// Transfers of which nothing has left, because the peer settles none of those before, end with the
+/// connection like these.
+#[test]
+fn what_waits_for_the_window_fails_with_its_connection() {
+    story(|| {
+        let scene = Scene::new();
+        for op in [Op::Write, Op::Read] {
+            let mut slow = scene.insider();
+            let transfers: Vec<_> = (0..WINDOW + 3)
+                .map(|_| scene.begins(op, &slow, 100))
+                .collect();
+            for _ in 0..WINDOW {
+                slow.frame();
+            }
+            let states = transfers.iter().map(tcpx::Transfer::poll);
+            assert!(states.into_iter().all(|state| !state.is_terminal()));
+            slow.lanes.clear();
+            for transfer in &transfers {
+                let error = fails(transfer);
+                assert_eq!(error.kind(), tcpx::ErrorKind::Disconnected, "{error}");
+            }
+        }
+        scene.unharmed();
         scene.honest_peer_goes_on();
     });
 }

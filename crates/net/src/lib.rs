@@ -4,12 +4,14 @@
 //! - [`span`]: raw ranges of registered memory, the source and target of every transfer.
 //! - [`stream`]: non-blocking TCP streams that gather from and scatter to spans in the system call.
 //! - [`poller`]: one-shot readiness (epoll) with a waker.
+//! - [`process`]: standard error, the end of the process, its limit of descriptors.
 //! - [`interfaces`]: the machine's real network interfaces and how to choose among them.
 //!
-//! `unsafe` lives in [`span`] and [`stream`] alone.
+//! `unsafe` lives in [`span`], [`stream`] and [`process`] alone.
 
 pub mod interfaces;
 pub mod poller;
+pub mod process;
 pub mod span;
 pub mod stream;
 

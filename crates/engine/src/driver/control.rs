@@ -16,6 +16,7 @@ use tcpx_proto::handshake::{MAX_HANDSHAKE_BYTES, Offer};
 use super::worker::Workers;
 use crate::carrier::comm::Net;
 use crate::error::Error;
+use crate::log::limited;
 use crate::peers::{Command, SessionCore};
 use crate::sync::{Mutex, Rank};
 
@@ -88,7 +89,7 @@ impl ControlLoop {
             }
             let timeout = self.tick();
             if let Err(error) = self.poller.wait(&mut events, timeout) {
-                tracing::error!(%error, "the control thread cannot wait");
+                limited!(ERROR, %error, "the control thread cannot wait");
                 std::thread::sleep(Duration::from_millis(10));
             }
             for event in events.drain(..) {

@@ -11,7 +11,7 @@ fn main() {
     if let Ok(filter) = EnvFilter::try_from_env("TCPX_LOG") {
         tracing_subscriber::fmt()
             .with_env_filter(filter)
-            .with_writer(std::io::stderr)
+            .with_writer(tcpx::log::stderr)
             .init();
     }
     tcpx_testkit::serve::serve();

@@ -6,6 +6,7 @@ mod connect;
 mod failure;
 mod network;
 mod notify;
+mod strangers;
 mod tagged;
 mod transfer;
 mod trust;

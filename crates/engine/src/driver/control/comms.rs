@@ -11,6 +11,7 @@ use crate::carrier::comm::{Comms, Net, RawLane, set_up};
 use crate::error::{CommCause, Error};
 use crate::link::tcp::{Connection, Lane, Windows};
 use crate::link::{Above, Link};
+use crate::log::limited;
 use crate::peers::PeerShared;
 
 /// A connection whose lanes have done their handshake.
@@ -116,7 +117,8 @@ impl ControlLoop {
         };
         // Not before: a peer that has no connection is forgotten.
         let Some(peer) = dialled.or_else(|| self.core.inbound_peer(&established)) else {
-            tracing::warn!(
+            limited!(
+                WARN,
                 peer = established.peer_name.as_str(),
                 "a connection claimed an identity that is not its own"
             );
@@ -126,7 +128,8 @@ impl ControlLoop {
         let above = Arc::clone(&peer) as Arc<dyn Above>;
         let connection = Connection::new(Arc::clone(context), above, established, lanes);
         let link = Arc::clone(&connection) as Arc<dyn Link>;
-        tracing::debug!(
+        limited!(
+            DEBUG,
             peer = peer.name(),
             lanes = link.lanes(),
             accepted,
@@ -145,9 +148,9 @@ impl ControlLoop {
 fn not_in_use(dialled: Option<&Arc<PeerShared>>, error: &Error) {
     match dialled {
         Some(peer) => {
-            tracing::debug!(peer = peer.name(), %error, "cannot connect");
+            limited!(DEBUG, peer = peer.name(), %error, "cannot connect");
             peer.unreachable(error);
         }
-        None => tracing::warn!(%error, "a connection broke as it was made"),
+        None => limited!(WARN, %error, "a connection broke as it was made"),
     }
 }

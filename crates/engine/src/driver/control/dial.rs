@@ -15,6 +15,7 @@ use super::{ControlLoop, HANDSHAKE_TIME, Inbound, Tokens, random, send_all};
 use crate::carrier::comm::RawLane;
 use crate::driver::addresses::socket_options;
 use crate::error::{self, AttemptCause, Error, LostCause};
+use crate::log::limited;
 use crate::peers::{PeerShared, Route, Routes, SessionCore};
 
 /// The least time that one route gets before the next one is tried.
@@ -291,7 +292,7 @@ impl ControlLoop {
             return;
         };
         let error = error(&attempt);
-        tracing::debug!(peer = attempt.peer.name(), %error, "cannot connect");
+        limited!(DEBUG, peer = attempt.peer.name(), %error, "cannot connect");
         attempt.peer.unreachable(&error);
     }
 

@@ -17,6 +17,7 @@ use super::comms::Joined;
 use super::{ControlLoop, HANDSHAKE_TIME, Inbound, Tokens, random, send_all};
 use crate::carrier::comm::RawLane;
 use crate::error::Error;
+use crate::log::limited;
 use crate::peers::SessionCore;
 
 /// Connections that have not proven themselves yet: enough for 32 peers with eight lanes to connect at once.
@@ -75,13 +76,13 @@ impl ControlLoop {
                 Ok((stream, from)) => {
                     self.make_room();
                     if let Err(error) = self.begin_handshake(stream) {
-                        tracing::debug!(%from, %error, "cannot begin a handshake");
+                        limited!(DEBUG, %from, %error, "cannot begin a handshake");
                     }
                 }
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
                 Err(error) => {
                     // Out of descriptors, or the connection is already gone: try again at the next event.
-                    tracing::warn!(%error, "cannot accept a connection");
+                    limited!(WARN, %error, "cannot accept a connection");
                     std::thread::sleep(std::time::Duration::from_millis(1));
                     break;
                 }
@@ -89,7 +90,7 @@ impl ControlLoop {
         }
         let source = &self.listeners[listener];
         if let Err(error) = self.poller.arm(source, listener as u64, false) {
-            tracing::error!(%error, "a listener is gone");
+            limited!(ERROR, %error, "a listener is gone");
         }
     }
 
@@ -106,7 +107,7 @@ impl ControlLoop {
             .min_by_key(|(_, u)| u.deadline)
             .map(|(t, _)| *t);
         if let Some(dropped) = oldest.and_then(|token| self.incoming.unproven.remove(&token)) {
-            tracing::warn!(from = ?dropped.stream.peer_addr().ok(), "too many unproven connections, dropping the oldest");
+            limited!(WARN, from = ?dropped.stream.peer_addr().ok(), "too many unproven connections, dropping the oldest");
             self.poller.remove(&dropped.stream);
         }
     }
@@ -153,7 +154,7 @@ impl ControlLoop {
             }
             Err(error) => {
                 let from = unproven.stream.peer_addr().ok();
-                tracing::debug!(?from, %error, "a connection did not prove itself");
+                limited!(DEBUG, ?from, %error, "a connection did not prove itself");
                 self.poller.remove(&unproven.stream);
             }
         }
@@ -171,7 +172,7 @@ impl ControlLoop {
             peer_lacks: missing.client_lacks(),
             session_lacks: missing.server_lacks(),
         };
-        tracing::warn!(%error, "turned a connection away");
+        limited!(WARN, %error, "turned a connection away");
     }
 
     fn lane_arrived(&mut self, established: Established, stream: Stream, early: Vec<u8>) {
@@ -192,7 +193,7 @@ impl ControlLoop {
                 *slot = Some((stream, early));
             }
             _ => {
-                tracing::warn!(peer = %key.0, lane, "a lane arrived twice or does not fit its connection");
+                limited!(WARN, peer = %key.0, lane, "a lane arrived twice or does not fit its connection");
                 return;
             }
         }
@@ -220,7 +221,7 @@ impl ControlLoop {
         self.incoming.unproven.retain(|_, unproven| {
             let keep = unproven.deadline > now;
             if !keep {
-                tracing::debug!(from = ?unproven.stream.peer_addr().ok(), "a connection said too little for too long");
+                limited!(DEBUG, from = ?unproven.stream.peer_addr().ok(), "a connection said too little for too long");
                 poller.remove(&unproven.stream);
             }
             keep
@@ -228,7 +229,7 @@ impl ControlLoop {
         self.incoming.arriving.retain(|(id, _), arriving| {
             let keep = arriving.deadline > now;
             if !keep {
-                tracing::warn!(peer = %id, "not all lanes of a connection arrived");
+                limited!(WARN, peer = %id, "not all lanes of a connection arrived");
             }
             keep
         });

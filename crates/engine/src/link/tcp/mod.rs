@@ -33,6 +33,7 @@ use self::receive::Ended;
 use super::{Above, Context, Drive, Driven, LaneInfo, Link};
 use crate::carrier::LetGo;
 use crate::error::Error;
+use crate::log::limited;
 use crate::sync::{Mutex, Rank};
 use crate::transfer::{Announcement, Run};
 
@@ -265,7 +266,8 @@ impl Connection {
         let error = match ended {
             Ended::Lost(cause) => Error::PeerLost { peer, cause },
             Ended::Misbehaved(what) => {
-                tracing::warn!(
+                limited!(
+                    WARN,
                     peer,
                     %what,
                     "a peer broke the protocol, its connection is closed"
@@ -458,7 +460,7 @@ impl Link for Connection {
         self.context.remove_link(&link);
         self.pings.end();
         let error = self.end.get().cloned().unwrap_or(Error::Closed);
-        tracing::debug!(peer = self.above.name(), %error, "connection ended");
+        limited!(DEBUG, peer = self.above.name(), %error, "connection ended");
         self.above.lost(&link, &error);
     }
 }

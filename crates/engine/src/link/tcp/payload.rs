@@ -6,6 +6,7 @@ use tcpx_proto::lane::ChunkId;
 use crate::carrier::Way;
 use crate::carrier::comm::Target;
 use crate::error::Error;
+use crate::log::limited;
 use crate::memory::{Grant, Place, Refusal};
 use crate::transfer::ChunkRef;
 
@@ -81,7 +82,7 @@ impl Incoming {
         self.way = None;
         self.sink = match std::mem::replace(&mut self.sink, Sink::Nowhere(None)) {
             Sink::Regions { .. } => {
-                tracing::warn!(%error, "a device failed, a peer's WRITE is refused");
+                limited!(WARN, %error, "a device failed, a peer's WRITE is refused");
                 Sink::Nowhere(Some(Refusal::Device))
             }
             Sink::Run(chunk) => Sink::Failed(chunk, error),

@@ -7,6 +7,7 @@ use std::time::Instant;
 use tcpx_proto::handshake::{Established, Features, Offer};
 
 use super::ControlLoop;
+use super::listen::ConnectionKey;
 use crate::carrier::comm::{Comms, Net, RawLane, set_up};
 use crate::error::{CommCause, Error};
 use crate::link::tcp::{Connection, Lane, Windows};
@@ -27,6 +28,10 @@ pub(super) struct Joined {
 impl Joined {
     fn name(&self) -> &str {
         self.established.peer_name.as_str()
+    }
+
+    fn key(&self) -> ConnectionKey {
+        (self.established.peer_id, self.established.connection)
     }
 }
 
@@ -58,6 +63,10 @@ impl ControlLoop {
             return self.in_use(joined, (0..lanes).map(|_| None).collect());
         };
         let dialled = joined.dialled.clone();
+        let key = joined.key();
+        if dialled.is_none() {
+            self.incoming.plugging.insert(key, joined.lanes.len());
+        }
         let (core, done) = (Arc::clone(&self.core), Arc::clone(&self.plugged));
         let plug = move || {
             let gpu = net.gpu(&core.context().registry);
@@ -75,6 +84,7 @@ impl ControlLoop {
         };
         let thread = std::thread::Builder::new().name("tcpx-plugin".into());
         if let Err(error) = thread.spawn(plug) {
+            self.incoming.plugging.remove(&key);
             not_in_use(dialled.as_ref(), &Error::io("cannot start a thread", error));
         }
     }
@@ -82,6 +92,9 @@ impl ControlLoop {
     /// The comms are there, or will not be.
     pub(super) fn plugged(&mut self, plugged: Plugged) {
         let Plugged { joined, comms } = plugged;
+        if joined.dialled.is_none() {
+            self.incoming.plugging.remove(&joined.key());
+        }
         match comms {
             Ok(comms) => self.in_use(joined, comms.into_iter().map(Some).collect()),
             Err(cause) => {

@@ -13,9 +13,11 @@
 //! | [`host`] | this process's side of a story |
 //! | [`remote`], [`protocol`], [`serve`] | the other process: its handle, the pipe between, its inside |
 //! | [`story`](mod@story) | a time limit around a test, and waiting for conditions |
+//! | [`flood`] | processes that connect without end |
 //! | [`raw`] | sockets that speak the protocol badly on purpose |
 //! | [`netns`] | two machines in one: network namespaces with cables between them |
 
+pub mod flood;
 pub mod host;
 pub mod memory;
 pub mod netns;

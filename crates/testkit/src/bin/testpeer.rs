@@ -1,4 +1,4 @@
-//! The second process of the integration tests: see `tcpx_testkit::serve`.
+//! The second process of the integration tests: see `tcpx_testkit::serve`, and `tcpx_testkit::flood`.
 
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tracing_subscriber::EnvFilter;
@@ -7,6 +7,10 @@ fn main() {
     // Also when the test is killed while this process is stopped.
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         eprintln!("tcpx-testpeer may outlive its test: {error}");
+    }
+    let mut arguments = std::env::args().skip(1);
+    if arguments.next().as_deref() == Some("flood") {
+        tcpx_testkit::flood::flood(arguments);
     }
     if let Ok(filter) = EnvFilter::try_from_env("TCPX_LOG") {
         tracing_subscriber::fmt()

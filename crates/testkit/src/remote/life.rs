@@ -1,9 +1,10 @@
 //! The life of the second process: asleep, stopped, ended.
 
+use std::collections::BTreeSet;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 
 use super::{RemoteProcess, lock};
 use crate::protocol::Command;
@@ -43,6 +44,38 @@ impl RemoteProcess {
     pub fn open_files(&self) -> usize {
         let files = format!("/proc/{}/fd", self.pid().as_raw_nonzero());
         std::fs::read_dir(files).map_or(0, Iterator::count)
+    }
+
+    /// How many bytes of memory it has resident.
+    ///
+    /// # Panics
+    /// When it has ended.
+    #[must_use]
+    pub fn resident_bytes(&self) -> u64 {
+        let status = format!("/proc/{}/status", self.pid().as_raw_nonzero());
+        let status = std::fs::read_to_string(status).expect("its status");
+        let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+        kib.expect("a number of kB") << 10
+    }
+
+    /// Limits its descriptors to those that it has, and back to what it was allowed when this is dropped.
+    ///
+    /// # Panics
+    /// When the limit cannot be changed.
+    #[must_use]
+    pub fn exhaust_files(&self) -> ExhaustedFiles {
+        let files = format!("/proc/{}/fd", self.pid().as_raw_nonzero());
+        let open = std::fs::read_dir(files).expect("its files").flatten();
+        let open = open.filter_map(|file| file.file_name().to_str()?.parse::<u64>().ok());
+        let open: BTreeSet<_> = open.collect();
+        // The next file would get the least number that is free.
+        let current = (0..).find(|number| !open.contains(number));
+        let pid = self.pid();
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        let limit = Rlimit { current, maximum };
+        let before = prlimit(Some(pid), Resource::Nofile, limit).expect("our child's limit");
+        ExhaustedFiles { pid, before }
     }
 
     /// Kills it, as `kill -9` does.
@@ -97,6 +130,20 @@ impl RemoteProcess {
         wait_until("the process has ended", || {
             lock(&self.child).try_wait().is_ok_and(|s| s.is_some())
         });
+    }
+}
+
+/// A process that may open no more files, until this is dropped.
+#[derive(Debug)]
+pub struct ExhaustedFiles {
+    pid: Pid,
+    before: Rlimit,
+}
+
+impl Drop for ExhaustedFiles {
+    fn drop(&mut self) {
+        // It may be gone.
+        let _ = prlimit(Some(self.pid), Resource::Nofile, self.before);
     }
 }
 

@@ -1,7 +1,9 @@
 //! Names the shared library, so that programs linked with it ask the loader for this name and not for the
-//! path that it was built at.
+//! path that it was built at. Keeps the library loaded: its thread that writes log lines outlives the last
+//! session.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libtcpx_p2p.so");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

@@ -20,9 +20,7 @@ pub(crate) fn start(filter: &str) -> Result<(), Failure> {
     STARTED.call_once(|| {
         let subscriber = tracing_subscriber::fmt()
             .with_env_filter(parsed)
-            .with_writer(std::io::stderr)
-            // Where stderr takes nothing, the line is lost: complaining about that, on stderr, would be a panic.
-            .log_internal_errors(false)
+            .with_writer(tcpx::log::stderr)
             .with_ansi(false);
         // Refused when the program has a subscriber of its own, which then gets the lines.
         let _ = subscriber.try_init();

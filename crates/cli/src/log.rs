@@ -18,9 +18,7 @@ pub(crate) fn start(filter: Option<&Filter>, color: Color) {
     };
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(filter))
-        .with_writer(io::stderr)
-        // Where stderr takes nothing, the line is lost: complaining about that, on stderr, would be a panic.
-        .log_internal_errors(false)
+        .with_writer(tcpx::log::stderr)
         .with_ansi(ansi)
         .init();
 }

@@ -25,6 +25,7 @@
 //! | `transfer` | what is to move and how it ended; knows no transport |
 //! | `memory` | who may touch which bytes, and until when; slots, copies |
 //! | `config`, `error` | one typed configuration, one typed error |
+//! | [`log`] | log lines: their rate, and a writer that never blocks |
 //! | `sync` | locks that check their order in debug builds |
 //!
 //! See [`Session`] for a complete example.
@@ -35,6 +36,7 @@ mod driver;
 mod error;
 mod ids;
 mod link;
+pub mod log;
 mod memory;
 mod peers;
 mod session;

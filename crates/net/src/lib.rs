@@ -6,14 +6,16 @@
 //! - [`stream`]: non-blocking TCP streams that gather from and scatter to spans in the system call.
 //! - [`poller`]: one-shot readiness (epoll) with a waker.
 //! - [`fork`]: which process a value belongs to, and descriptors that children do not keep.
+//! - [`process`]: standard error, the end of the process, its limit of descriptors.
 //! - [`interfaces`]: the machine's real network interfaces and how to choose among them.
 //!
-//! `unsafe` lives in [`fork`], [`guard`], [`span`] and [`stream`] alone.
+//! `unsafe` lives in [`fork`], [`guard`], [`process`], [`span`] and [`stream`] alone.
 
 pub mod fork;
 pub mod guard;
 pub mod interfaces;
 pub mod poller;
+pub mod process;
 pub mod span;
 pub mod stream;
 
@@ -21,7 +23,9 @@ pub use fork::{Forked, InProcess, Process};
 pub use guard::{Fault, check_handlers};
 pub use poller::{Event, Poller, Waker, sleep_exactly};
 pub use span::{Cursor, Span, Store, copy_spans};
-pub use stream::{Listener, SocketOptions, Stream, has_congestion_control, set_congestion_control};
+pub use stream::{
+    Listener, SocketOptions, Stream, has_congestion_control, is_exhausted, set_congestion_control,
+};
 
 /// The machine's host name, or an empty text when it has none.
 #[must_use]

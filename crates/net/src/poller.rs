@@ -71,6 +71,17 @@ impl Poller {
         )?)
     }
 
+    /// Adds a source and reports it once when it has something to read: [`Poller::add`] and
+    /// [`Poller::arm`] in one system call.
+    ///
+    /// # Errors
+    /// The source is already here, or cannot be polled.
+    pub fn add_armed(&self, source: impl AsFd, token: u64) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(token);
+        let flags = epoll::EventFlags::ONESHOT | epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        Ok(epoll::add(&*self.epoll, source, data, flags)?)
+    }
+
     /// Reports the source once when it has something to read or, if asked, takes something to write.
     ///
     /// # Errors
@@ -202,6 +213,9 @@ mod tests {
         assert_eq!(wait(&poller), [Event::Ready(7)]);
         poller.remove(&far);
         assert!(poller.arm(&far, 7, false).is_err());
+        poller.add_armed(&far, 8).unwrap();
+        assert_eq!(wait(&poller), [Event::Ready(8)]);
+        assert_eq!(wait(&poller), []);
     }
 
     #[test]

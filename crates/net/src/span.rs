@@ -274,10 +274,10 @@ mod tests {
         let mut bytes = [1, 2, 3, 4];
         let whole = span(&mut bytes);
         let mut out = [9; 6];
-        assert_eq!(whole.copy_to(&mut out), 4);
+        assert_eq!(whole.copy_to(&mut out), Ok(4));
         assert_eq!(out, [1, 2, 3, 4, 9, 9]);
-        assert_eq!(whole.copy_to(&mut out[..2]), 2);
-        assert_eq!(whole.slice(1, 2).unwrap().copy_from(&[7, 8, 9]), 2);
+        assert_eq!(whole.copy_to(&mut out[..2]), Ok(2));
+        assert_eq!(whole.slice(1, 2).unwrap().copy_from(&[7, 8, 9]), Ok(2));
         assert_eq!(bytes, [1, 7, 8, 4]);
     }
 

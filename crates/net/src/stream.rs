@@ -9,7 +9,8 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recv, recvmsg, send, sendmsg,
+    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, acceptfrom_with,
+    recv, recvmsg, send, sendmsg,
 };
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
@@ -241,6 +242,19 @@ impl Stream {
             .is_ok_and(|core| core as usize == rustix::thread::sched_getcpu())
     }
 
+    /// Whether the other end has ended its direction, or the stream is broken. Bytes may still be there.
+    #[must_use]
+    pub fn has_hung_up(&self) -> bool {
+        let mut fds = [PollFd::new(&*self.socket, PollFlags::RDHUP)];
+        poll(&mut fds, Some(&Timespec::default())) != Ok(0)
+    }
+
+    /// Closes the stream by a reset: the other end notices at once, and the kernel keeps nothing of it.
+    pub fn reset(self) {
+        // Refused by no TCP socket; without it this is an ordinary close.
+        let _ = self.socket.set_linger(Some(Duration::ZERO));
+    }
+
     /// Ends both directions, so that whoever polls this stream notices.
     pub fn shutdown(&self) {
         // Fails only when the stream has already ended.
@@ -270,11 +284,15 @@ impl AsFd for Stream {
     }
 }
 
+/// Connections that the kernel keeps for [`Listener::accept`], if the system allows so many
+/// (`net.core.somaxconn`). The kernel refuses further ones in silence, and whoever connects tries again
+/// a second later: as many as a busy thread takes in a tenth of that time.
+const BACKLOG: i32 = 4096;
+
 /// A non-blocking listener.
 #[derive(Debug)]
 pub struct Listener {
     socket: Private<Socket>,
-    options: SocketOptions,
 }
 
 impl Listener {
@@ -291,31 +309,30 @@ impl Listener {
         if address.is_ipv6() {
             socket.set_only_v6(true)?;
         }
-        // Before listen, so that accepted streams inherit them in time for window scaling.
-        options.apply_buffers(&socket)?;
+        // Accepted streams inherit all of them, in time for window scaling and without a system call
+        // for each: a flood of connections pays them only once.
+        options.apply(&socket)?;
         socket.bind(&SockAddr::from(address))?;
-        socket.listen(1024)?;
-        Ok(Self {
-            socket,
-            options: *options,
-        })
+        socket.listen(BACKLOG)?;
+        Ok(Self { socket })
     }
 
     /// Takes the next connection.
     ///
     /// # Errors
-    /// `WouldBlock` when there is none.
+    /// `WouldBlock` when there is none. What [`is_exhausted`] knows leaves the connection where it is;
+    /// any other error is one of that connection, which is gone.
     pub fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let mut address = None;
         let socket = Private::new(|| {
-            let (socket, from) = self.socket.accept()?;
-            address = Some(from);
-            Ok::<_, io::Error>(socket)
+            let (socket, from) = acceptfrom_with(&*self.socket, flags)?;
+            address = from;
+            Ok::<_, io::Error>(socket.into())
         })?;
-        socket.set_nonblocking(true)?;
-        self.options.apply(&socket)?;
-        let address = address.expect("a connection comes from somewhere");
-        Ok((Stream { socket }, inet(address)?))
+        let address = address.and_then(|address| address.try_into().ok());
+        let address = address.ok_or_else(|| io::Error::other("not an internet address"))?;
+        Ok((Stream { socket }, address))
     }
 
     /// The address it listens on.
@@ -331,6 +348,13 @@ impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// Whether the process or the system has no descriptor, or no memory, left for a socket.
+#[must_use]
+pub fn is_exhausted(error: &io::Error) -> bool {
+    let exhausted = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+    Errno::from_io_error(error).is_some_and(|errno| exhausted.contains(&errno))
 }
 
 /// Chooses a connected socket's congestion control.
@@ -442,6 +466,29 @@ mod tests {
         assert_eq!(source, target);
         let end = server.recv(&[], Cursor::default(), &mut tail).unwrap_err();
         assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn accepted_streams_inherit_the_options_of_their_listener() {
+        let (_client, server) = pair();
+        let socket = &server.socket;
+        assert!(socket.tcp_nodelay().unwrap());
+        assert!(socket.keepalive().unwrap());
+        assert!(socket.nonblocking().unwrap());
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(OPTIONS.dead_after));
+        let step = OPTIONS.dead_after / 4;
+        let seconds = Duration::from_secs(step.as_secs());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), seconds);
+    }
+
+    #[test]
+    fn a_reset_is_noticed_at_the_other_end() {
+        let (client, server) = pair();
+        assert!(!client.has_hung_up());
+        server.reset();
+        assert!(client.has_hung_up());
+        let end = client.recv(&[], Cursor::default(), &mut [0]).unwrap_err();
+        assert_eq!(end.kind(), io::ErrorKind::ConnectionReset);
     }
 
     #[test]

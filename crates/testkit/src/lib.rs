@@ -15,11 +15,13 @@
 //! | [`remote`], [`protocol`], [`serve`] | the other process: its handle, the pipe between, its inside |
 //! | [`story`](mod@story) | a time limit around a test, and waiting for conditions |
 //! | [`forked`] | children of the other process, which share its memory and not its threads |
+//! | [`flood`] | processes that connect without end |
 //! | [`raw`] | sockets that speak the protocol badly on purpose |
 //! | [`attack`] | a session under attack by insiders, and what must hold then |
 //! | [`netns`] | two machines in one: network namespaces with cables between them |
 
 pub mod attack;
+pub mod flood;
 pub mod forked;
 pub mod host;
 pub mod mapping;

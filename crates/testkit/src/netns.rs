@@ -124,6 +124,44 @@ impl TwoMachines {
         text.parse().expect("an address")
     }
 
+    /// Delays what leaves either machine by so long; false, with a message, where that is not possible.
+    #[must_use]
+    pub fn delay(&self, one_way: Duration) -> bool {
+        let delay = format!("{}us", one_way.as_micros());
+        for machine in [Machine::Left, Machine::Right] {
+            for cable in 0..self.cables {
+                let cable = format!("cable{cable}");
+                let mut command = Command::new("ip");
+                command.args([
+                    "netns",
+                    "exec",
+                    self.name(machine),
+                    "tc",
+                    "qdisc",
+                    "add",
+                    "dev",
+                ]);
+                command.args([&cable, "root", "netem", "delay", &delay, "limit", "100000"]);
+                let output = command.stdin(Stdio::null()).output();
+                if !output.is_ok_and(|output| output.status.success()) {
+                    skipped("packets cannot be delayed here: tc has no netem");
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Returns a command that runs the second process on a machine; arguments may follow.
+    #[must_use]
+    pub fn command(&self, machine: Machine) -> Command {
+        let mut command = Command::new("ip");
+        command
+            .args(["netns", "exec", self.name(machine)])
+            .arg(binary());
+        command
+    }
+
     /// Starts a process on a machine, with these variables in its environment; it has no session yet.
     #[must_use]
     pub fn spawn(&self, machine: Machine, name: &str, variables: &[(&str, &str)]) -> RemoteProcess {

@@ -130,29 +130,66 @@ impl Stranger {
         stream: &mut TcpStream,
         target: &ConnectionInfo,
     ) -> Result<Established, HandshakeError> {
-        let mut client = self.client(target);
-        let mut received = Vec::new();
+        finish(self.client(target), stream)
+    }
+
+    /// Dials until its greeting is answered: a session that is flooded may drop who has not greeted.
+    ///
+    /// # Panics
+    /// When nobody listens there.
+    #[must_use]
+    pub fn greet(&self, address: SocketAddr, target: &ConnectionInfo) -> (TcpStream, Client) {
         loop {
-            while let Some(bytes) = client.poll_transmit() {
-                stream.write_all(&bytes).expect("the session listens");
+            let (mut stream, mut client) = (dial(address), self.client(target));
+            let hello = client.poll_transmit().expect("a hello");
+            if stream.write_all(&hello).is_ok() && stream.peek(&mut [0]).is_ok_and(|n| n == 1) {
+                return (stream, client);
             }
-            if let Some(established) = client.established() {
-                return Ok(established.clone());
-            }
-            // Byte by byte: nothing behind the handshake is taken.
-            let mut byte = [0];
-            stream.read_exact(&mut byte).expect("an answer");
-            received.push(byte[0]);
-            let consumed = client.handle(&received);
-            if consumed.is_err() {
-                // What it has to say about that.
-                while let Some(bytes) = client.poll_transmit() {
-                    shout(stream, &bytes);
-                }
-            }
-            received.drain(..consumed?);
         }
     }
+}
+
+/// Goes on with a handshake to its end; afterwards frames are exchanged.
+///
+/// # Errors
+/// What either side had against it.
+///
+/// # Panics
+/// When the other side does not answer.
+pub fn finish(mut client: Client, stream: &mut TcpStream) -> Result<Established, HandshakeError> {
+    let mut received = Vec::new();
+    loop {
+        while let Some(bytes) = client.poll_transmit() {
+            stream.write_all(&bytes).expect("the session listens");
+        }
+        if let Some(established) = client.established() {
+            return Ok(established.clone());
+        }
+        // Byte by byte: nothing behind the handshake is taken.
+        let mut byte = [0];
+        stream.read_exact(&mut byte).expect("an answer");
+        received.push(byte[0]);
+        let consumed = client.handle(&received);
+        if consumed.is_err() {
+            // What it has to say about that.
+            while let Some(bytes) = client.poll_transmit() {
+                shout(stream, &bytes);
+            }
+        }
+        received.drain(..consumed?);
+    }
+}
+
+/// A session's connection info that leads to another address.
+///
+/// # Panics
+/// When it is no connection info.
+#[must_use]
+pub fn with_address(info: &[u8], address: SocketAddr) -> Vec<u8> {
+    let info = ConnectionInfo::decode(info).expect("connection info");
+    let (name, secret) = (info.name().clone(), info.secret().clone());
+    let other = ConnectionInfo::new(name, info.id(), secret, vec![address]);
+    other.expect("the same parts").encode()
 }
 
 /// A session's connection info with one bit of its secret flipped.

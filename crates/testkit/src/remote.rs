@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+pub use self::life::ExhaustedFiles;
 pub use self::memory::RemoteMemory;
 pub use self::transfer::RemoteTransfer;
 use crate::pattern::Mismatch;

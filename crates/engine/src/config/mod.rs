@@ -55,6 +55,8 @@ struct Values {
     queue_bytes: Held<usize>,
     peer_timeout: Held<Duration>,
     connect_timeout: Held<Duration>,
+    max_connections: Held<usize>,
+    max_connections_per_peer: Held<usize>,
     spin: Held<Duration>,
     socket_buffer_bytes: Held<usize>,
     congestion: Held<String>,
@@ -276,6 +278,18 @@ impl Config {
     #[must_use]
     pub fn connect_timeout(&self) -> Duration {
         self.values.connect_timeout.value
+    }
+
+    /// The most connections that are accepted from sessions whose connection info is not loaded.
+    #[must_use]
+    pub fn max_connections(&self) -> usize {
+        self.values.max_connections.value
+    }
+
+    /// The most connections that are accepted from one session.
+    #[must_use]
+    pub fn max_connections_per_peer(&self) -> usize {
+        self.values.max_connections_per_peer.value
     }
 
     /// How long a worker looks for more work before it sleeps.

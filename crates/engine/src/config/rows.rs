@@ -24,6 +24,8 @@ pub(super) static ROWS: &[&dyn Setting] = &[
     &QUEUE_BYTES,
     &PEER_TIMEOUT,
     &CONNECT_TIMEOUT,
+    &MAX_CONNECTIONS,
+    &MAX_CONNECTIONS_PER_PEER,
     &SPIN_US,
     &SOCKET_BUFFER_BYTES,
     &CONGESTION,

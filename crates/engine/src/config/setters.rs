@@ -137,6 +137,22 @@ impl Config {
         self.put(&rows::CONNECT_TIMEOUT, time)
     }
 
+    /// Sets the most connections that are accepted from sessions whose connection info is not loaded.
+    ///
+    /// # Errors
+    /// The number is out of range.
+    pub fn with_max_connections(self, connections: usize) -> Result<Self, ConfigError> {
+        self.put(&rows::MAX_CONNECTIONS, connections)
+    }
+
+    /// Sets the most connections that are accepted from one session.
+    ///
+    /// # Errors
+    /// The number is out of range.
+    pub fn with_max_connections_per_peer(self, connections: usize) -> Result<Self, ConfigError> {
+        self.put(&rows::MAX_CONNECTIONS_PER_PEER, connections)
+    }
+
     /// Sets how long a worker looks for more work before it sleeps.
     ///
     /// # Errors

@@ -107,6 +107,12 @@ fn ranges_end_where_they_say() {
         ("queue_bytes", ["1048575", "65G"], ["1M", "64G"]),
         ("peer_timeout", ["99ms", "3601s"], ["100ms", "1h"]),
         ("connect_timeout", ["99ms", "3601s"], ["0.1", "60m"]),
+        ("max_connections", ["0", "1048577"], ["1", "1048576"]),
+        (
+            "max_connections_per_peer",
+            ["1", "1048577"],
+            ["2", "1048576"],
+        ),
         ("spin_us", ["100001", "1ms"], ["0", "100000"]),
         ("socket_buffer_bytes", ["1", "4095"], ["0", "4K"]),
         ("socket_buffer_bytes", ["-1", "1073741825"], ["4096", "1G"]),
@@ -133,7 +139,7 @@ type Both = (
 
 #[test]
 fn typed_setters_do_what_strings_do() {
-    let good: [Both; 20] = [
+    let good: [Both; 22] = [
         ("name", " a name ", |c| c.with_name(" a name ")),
         ("lanes", "3", |c| c.with_lanes(3)),
         ("chunk_bytes", "65536", |c| c.with_chunk_bytes(64 << 10)),
@@ -160,6 +166,10 @@ fn typed_setters_do_what_strings_do() {
         }),
         ("connect_timeout", "3s", |c| {
             c.with_connect_timeout(Duration::from_secs(3))
+        }),
+        ("max_connections", "9", |c| c.with_max_connections(9)),
+        ("max_connections_per_peer", "3", |c| {
+            c.with_max_connections_per_peer(3)
         }),
         ("spin_us", "70", |c| c.with_spin(Duration::from_micros(70))),
         ("socket_buffer_bytes", "8192", |c| {

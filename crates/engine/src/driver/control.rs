@@ -2,9 +2,11 @@
 //! connections apart and notices peers that have gone silent. It never blocks on a peer, and sleeps while there is
 //! nothing to do.
 
+mod admission;
 mod comms;
 mod dial;
 mod listen;
+mod strangers;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,6 +18,7 @@ use tcpx_proto::handshake::{MAX_HANDSHAKE_BYTES, Offer};
 use super::worker::Workers;
 use crate::carrier::comm::Net;
 use crate::error::Error;
+use crate::log::limited;
 use crate::peers::{Command, SessionCore};
 use crate::sync::{Mutex, Rank};
 
@@ -61,7 +64,7 @@ impl ControlLoop {
             poller,
             next_token: listeners.len() as u64,
             listeners,
-            incoming: listen::Incoming::default(),
+            incoming: listen::Incoming::new(),
             dialing: dial::Dialing::default(),
             next_tick: None,
         })
@@ -70,6 +73,7 @@ impl ControlLoop {
     /// The thread.
     pub(crate) fn run(mut self) {
         let mut events = Vec::new();
+        let mut listening = Vec::new();
         loop {
             let mut stop = false;
             for command in self.core.parts.control.take() {
@@ -93,18 +97,22 @@ impl ControlLoop {
             }
             let timeout = self.tick();
             if let Err(error) = self.poller.wait(&mut events, timeout) {
-                tracing::error!(%error, "the control thread cannot wait");
+                limited!(ERROR, %error, "the control thread cannot wait");
                 std::thread::sleep(Duration::from_millis(10));
             }
             for event in events.drain(..) {
                 let Event::Ready(token) = event else { continue };
                 if (token as usize) < self.listeners.len() {
-                    self.accept(token as usize);
+                    listening.push(token as usize);
                 } else if self.incoming.has(token) {
                     self.incoming_ready(token);
                 } else {
                     self.dial_ready(token);
                 }
+            }
+            // Last: who is here already goes before who comes.
+            for listener in listening.drain(..) {
+                self.accept(listener);
             }
         }
     }
@@ -169,11 +177,11 @@ struct Inbound {
 impl Inbound {
     /// Reads what is there, never past what a handshake may have.
     fn read(&mut self, stream: &Stream) -> std::io::Result<()> {
-        let at = self.bytes.len();
-        self.bytes.resize(MAX_HANDSHAKE_BYTES, 0);
-        let result = stream.recv(&[], Cursor::default(), &mut self.bytes[at..]);
-        self.bytes.truncate(at + result.as_ref().map_or(0, |n| *n));
-        result.map(|_| ())
+        let mut buffer = [0; MAX_HANDSHAKE_BYTES];
+        let room = MAX_HANDSHAKE_BYTES.saturating_sub(self.bytes.len());
+        let count = stream.recv(&[], Cursor::default(), &mut buffer[..room])?;
+        self.bytes.extend_from_slice(&buffer[..count]);
+        Ok(())
     }
 
     fn consume(&mut self, count: usize) {

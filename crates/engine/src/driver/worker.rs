@@ -14,6 +14,7 @@ use tcpx_net::{Event, Poller, Stream, Waker};
 
 use crate::link::local::Local;
 use crate::link::{Caller, Drive, Driven};
+use crate::log::limited;
 use crate::peers::Crew;
 use crate::sync::{Mutex, Rank};
 
@@ -249,7 +250,7 @@ impl Worker {
     ) {
         events.clear();
         if let Err(error) = self.poller.wait(events, timeout) {
-            tracing::error!(%error, "a worker cannot wait for its lanes");
+            limited!(ERROR, %error, "a worker cannot wait for its lanes");
             std::thread::sleep(WATCH);
         }
         for event in events.drain(..) {

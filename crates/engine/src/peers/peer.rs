@@ -11,6 +11,7 @@ use super::shared::SessionCore;
 use super::tagged::{self, Tagged, TaggedSend};
 use crate::error::{Error, LostCause, Misbehaviour};
 use crate::link::{Above, Context, Held, Link, Origin, Share, is_same_link};
+use crate::log::limited;
 use crate::sync::{Condvar, Mutex, Rank, RwLock};
 use crate::transfer::{Arrival, Run, deadline};
 
@@ -72,7 +73,7 @@ impl Waiting {
         match self {
             Self::Run(run) => run.fail_now(error.clone()),
             Self::Notification(message) => {
-                tracing::warn!(peer = peer.name(), bytes = message.len(), %error, "a notification could not be sent");
+                limited!(WARN, peer = peer.name(), bytes = message.len(), %error, "a notification could not be sent");
             }
             Self::Send(send) => peer.tagged.sent(send.id(), Some(error.clone())),
         }

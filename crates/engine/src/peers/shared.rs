@@ -173,6 +173,10 @@ impl SessionCore {
         peers.by_id.get(peers.by_name.get(name)?).cloned()
     }
 
+    pub(crate) fn peer_by_id(&self, id: SessionId) -> Option<Arc<PeerShared>> {
+        self.peers.read().by_id.get(&id).cloned()
+    }
+
     pub(crate) fn add_peer(
         self: &Arc<Self>,
         info: ConnectionInfo,

@@ -1,4 +1,4 @@
-//! The second process of the integration tests: see `tcpx_testkit::serve`.
+//! The second process of the integration tests: see `tcpx_testkit::serve`, and `tcpx_testkit::flood`.
 
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tracing_subscriber::EnvFilter;
@@ -8,10 +8,14 @@ fn main() {
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         eprintln!("tcpx-testpeer may outlive its test: {error}");
     }
+    let mut arguments = std::env::args().skip(1);
+    if arguments.next().as_deref() == Some("flood") {
+        tcpx_testkit::flood::flood(arguments);
+    }
     if let Ok(filter) = EnvFilter::try_from_env("TCPX_LOG") {
         tracing_subscriber::fmt()
             .with_env_filter(filter)
-            .with_writer(std::io::stderr)
+            .with_writer(tcpx::log::stderr)
             .init();
     }
     tcpx_testkit::serve::serve();

@@ -1,9 +1,10 @@
 //! The life of the second process: asleep, stopped, ended.
 
+use std::collections::BTreeSet;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 
 use super::{RemoteProcess, lock};
 use crate::protocol::Command;
@@ -78,6 +79,25 @@ impl RemoteProcess {
         kib.map(|kib: usize| kib << 10).expect("a number")
     }
 
+    /// Limits its descriptors to those that it has, and back to what it was allowed when this is dropped.
+    ///
+    /// # Panics
+    /// When the limit cannot be changed.
+    #[must_use]
+    pub fn exhaust_files(&self) -> ExhaustedFiles {
+        let files = format!("/proc/{}/fd", self.pid().as_raw_nonzero());
+        let open = std::fs::read_dir(files).expect("its files").flatten();
+        let open = open.filter_map(|file| file.file_name().to_str()?.parse::<u64>().ok());
+        let open: BTreeSet<_> = open.collect();
+        // The next file would get the least number that is free.
+        let current = (0..).find(|number| !open.contains(number));
+        let pid = self.pid();
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        let limit = Rlimit { current, maximum };
+        let before = prlimit(Some(pid), Resource::Nofile, limit).expect("our child's limit");
+        ExhaustedFiles { pid, before }
+    }
+
     /// Kills it, as `kill -9` does.
     pub fn kill(&self) {
         self.signal(Signal::KILL);
@@ -130,6 +150,20 @@ impl RemoteProcess {
         wait_until("the process has ended", || {
             lock(&self.child).try_wait().is_ok_and(|s| s.is_some())
         });
+    }
+}
+
+/// A process that may open no more files, until this is dropped.
+#[derive(Debug)]
+pub struct ExhaustedFiles {
+    pid: Pid,
+    before: Rlimit,
+}
+
+impl Drop for ExhaustedFiles {
+    fn drop(&mut self) {
+        // It may be gone.
+        let _ = prlimit(Some(self.pid), Resource::Nofile, self.before);
     }
 }
 

@@ -9,6 +9,7 @@ mod forks;
 mod insiders;
 mod network;
 mod notify;
+mod strangers;
 mod tagged;
 mod transfer;
 mod trust;

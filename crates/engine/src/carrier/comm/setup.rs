@@ -23,6 +23,7 @@ use tcpx_proto::frame::{HEADER_BYTES, Header, Kind, MAX_TEXT_BYTES};
 
 use super::{CommReceive, CommSend, Net, Target};
 use crate::error::{CommCause, Error, Misbehaviour};
+use crate::log::limited;
 
 /// How soon a plugin is asked again whether a connection has come about, at first and in the end. There is a thread for each
 /// lane, and the threads of many peers' lanes must leave the cores to those that move bytes.
@@ -71,7 +72,7 @@ fn pause(start: Instant) {
 /// and accepts, and has its bounce pages there.
 fn make_current(gpu: Option<&Arc<dyn Device>>) -> Option<Current> {
     gpu?.make_current()
-        .inspect_err(|error| tracing::warn!(%error, "the plugin connects without a GPU"))
+        .inspect_err(|error| limited!(WARN, %error, "the plugin connects without a GPU"))
         .ok()
 }
 

@@ -138,6 +138,47 @@ pub(in crate::config) static CONNECT_TIMEOUT: Row<Time> = Row {
     get_mut: |v| &mut v.connect_timeout,
 };
 
+pub(in crate::config) static MAX_CONNECTIONS: Row<Number<usize>> = Row {
+    key: "max_connections",
+    variables: &["TCPX_MAX_CONNECTIONS"],
+    help: || {
+        "The most connections that are accepted from sessions whose connection info is not loaded; \
+         further ones are refused, and their side is told. Lanes of these connections never take \
+         more than three quarters of the process's file descriptors."
+            .into()
+    },
+    form: Number {
+        what: "a number of connections",
+        or: None,
+        min: 1,
+        max: 1 << 20,
+    },
+    default: DefaultValue::Fixed(|| 4096),
+    why: || "thousands of peers, each with one connection".into(),
+    get: |v| &v.max_connections,
+    get_mut: |v| &mut v.max_connections,
+};
+
+pub(in crate::config) static MAX_CONNECTIONS_PER_PEER: Row<Number<usize>> = Row {
+    key: "max_connections_per_peer",
+    variables: &["TCPX_MAX_CONNECTIONS_PER_PEER"],
+    help: || {
+        "The most connections that are accepted from one session, those included of which only some \
+         lanes have come."
+            .into()
+    },
+    form: Number {
+        what: "a number of connections",
+        or: None,
+        min: 2,
+        max: 1 << 20,
+    },
+    default: DefaultValue::Fixed(|| 4),
+    why: || "a peer needs one, and a second to replace it; the others are slack".into(),
+    get: |v| &v.max_connections_per_peer,
+    get_mut: |v| &mut v.max_connections_per_peer,
+};
+
 pub(in crate::config) static SOCKET_BUFFER_BYTES: Row<Bytes> = Row {
     key: "socket_buffer_bytes",
     variables: &["TCPX_SOCKET_BUFFER_BYTES"],

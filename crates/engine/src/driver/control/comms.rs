@@ -7,10 +7,12 @@ use std::time::Instant;
 use tcpx_proto::handshake::{Established, Features, Offer};
 
 use super::ControlLoop;
+use super::listen::ConnectionKey;
 use crate::carrier::comm::{Comms, Net, RawLane, set_up};
 use crate::error::{CommCause, Error};
 use crate::link::tcp::{Connection, Lane, Windows};
 use crate::link::{Above, Link};
+use crate::log::limited;
 use crate::peers::PeerShared;
 
 /// A connection whose lanes have done their handshake.
@@ -26,6 +28,10 @@ pub(super) struct Joined {
 impl Joined {
     fn name(&self) -> &str {
         self.established.peer_name.as_str()
+    }
+
+    fn key(&self) -> ConnectionKey {
+        (self.established.peer_id, self.established.connection)
     }
 }
 
@@ -62,6 +68,10 @@ impl ControlLoop {
             return self.in_use(joined, (0..lanes).map(|_| None).collect());
         };
         let dialled = joined.dialled.clone();
+        let key = joined.key();
+        if dialled.is_none() {
+            self.incoming.plugging.insert(key, joined.lanes.len());
+        }
         let (core, done) = (Arc::clone(&self.core), Arc::clone(&self.plugged));
         let plug = move || {
             let gpu = net.gpu(&core.context().registry);
@@ -79,6 +89,7 @@ impl ControlLoop {
         };
         let thread = std::thread::Builder::new().name("tcpx-plugin".into());
         if let Err(error) = thread.spawn(plug) {
+            self.incoming.plugging.remove(&key);
             not_in_use(dialled.as_ref(), &Error::io("cannot start a thread", error));
         }
     }
@@ -86,6 +97,9 @@ impl ControlLoop {
     /// The comms are there, or will not be.
     pub(super) fn plugged(&mut self, plugged: Plugged) {
         let Plugged { joined, comms } = plugged;
+        if joined.dialled.is_none() {
+            self.incoming.plugging.remove(&joined.key());
+        }
         match comms {
             Ok(comms) => self.in_use(joined, comms.into_iter().map(Some).collect()),
             Err(cause) => {
@@ -121,7 +135,8 @@ impl ControlLoop {
         };
         // Not before: a peer that has no connection is forgotten.
         let Some(peer) = dialled.or_else(|| self.core.inbound_peer(&established)) else {
-            tracing::warn!(
+            limited!(
+                WARN,
                 peer = established.peer_name.as_str(),
                 "a connection claimed an identity, or the name of a loaded peer, that is not its own"
             );
@@ -134,7 +149,8 @@ impl ControlLoop {
         let above = Arc::clone(&peer) as Arc<dyn Above>;
         let connection = Connection::new(Arc::clone(context), above, established, lanes);
         let link = Arc::clone(&connection) as Arc<dyn Link>;
-        tracing::debug!(
+        limited!(
+            DEBUG,
             peer = peer.name(),
             lanes = link.lanes(),
             accepted,
@@ -153,9 +169,9 @@ impl ControlLoop {
 fn not_in_use(dialled: Option<&Arc<PeerShared>>, error: &Error) {
     match dialled {
         Some(peer) => {
-            tracing::debug!(peer = peer.name(), %error, "cannot connect");
+            limited!(DEBUG, peer = peer.name(), %error, "cannot connect");
             peer.unreachable(error);
         }
-        None => tracing::warn!(%error, "a connection broke as it was made"),
+        None => limited!(WARN, %error, "a connection broke as it was made"),
     }
 }

@@ -1,91 +1,20 @@
 //! Connections that we make to others.
 
-use std::num::NonZeroU32;
+mod attempt;
+
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use tcpx_net::Stream;
-use tcpx_proto::handshake::{
-    Client, ClientConfig, Established, HandshakeError, LaneHello, Missing, Offer,
-};
-use tcpx_proto::info::ConnectionInfo;
+use tcpx_net::{Poller, Stream};
 
+use self::attempt::{Attempt, LaneError, LaneState};
 use super::comms::Joined;
-use super::{ControlLoop, HANDSHAKE_TIME, Inbound, Tokens, random, send_all};
+use super::{ControlLoop, Tokens, random};
 use crate::carrier::comm::RawLane;
 use crate::driver::addresses::socket_options;
-use crate::error::{self, AttemptCause, Error, LostCause};
-use crate::peers::{PeerShared, Route, Routes, SessionCore};
-
-/// The least time that one route gets before the next one is tried.
-const MIN_ROUTE_TIME: Duration = Duration::from_millis(500);
-
-/// And at the most, where there are others: it survives two lost SYN packets, and is less than the time for which the
-/// acceptor keeps the lanes that have arrived.
-const MAX_ROUTE_TIME: Duration = Duration::from_millis(3500);
-
-/// An attempt to connect to a peer on all lanes.
-struct Attempt {
-    peer: Arc<PeerShared>,
-    info: ConnectionInfo,
-    connection: u64,
-    routes: Routes,
-    /// A route that has led to the peer: the first choice of lanes whose own route fails.
-    good: Option<usize>,
-    lanes: Vec<DialLane>,
-    deadline: Instant,
-    route_time: Duration,
-    /// What went wrong, for the error.
-    failures: Vec<error::Attempt>,
-}
-
-struct DialLane {
-    /// Which route this lane is on, and which it has tried.
-    route: usize,
-    tried: Vec<usize>,
-    token: u64,
-    deadline: Instant,
-    state: LaneState,
-}
-
-enum LaneState {
-    /// Between two routes.
-    Idle,
-    Connecting(Stream),
-    Handshaking {
-        stream: Stream,
-        client: Box<Client>,
-        inbound: Inbound,
-    },
-    Ready {
-        stream: Stream,
-        established: Box<Established>,
-        early: Vec<u8>,
-    },
-}
-
-/// Why a lane did not come about.
-enum LaneError {
-    /// The route failed; another one may lead to the peer.
-    Route(AttemptCause),
-    /// The peer has proven itself and does not fit; no route changes that.
-    Incompatible(Missing),
-}
-
-impl From<std::io::Error> for LaneError {
-    fn from(error: std::io::Error) -> Self {
-        Self::Route(error.into())
-    }
-}
-
-impl From<HandshakeError> for LaneError {
-    fn from(error: HandshakeError) -> Self {
-        match error {
-            HandshakeError::PeerIncompatible { missing } => Self::Incompatible(missing),
-            _ => Self::Route(error.into()),
-        }
-    }
-}
+use crate::error::{AttemptCause, Error, LostCause};
+use crate::log::limited;
+use crate::peers::{PeerShared, Route, SessionCore};
 
 #[derive(Default)]
 pub(super) struct Dialing {
@@ -109,29 +38,18 @@ impl Dialing {
     }
 }
 
-const _: () = assert!(MAX_ROUTE_TIME.as_millis() < HANDSHAKE_TIME.as_millis());
-
-/// How long a lane tries one of so many routes.
-fn route_time(limit: Duration, routes: usize) -> Duration {
-    match routes {
-        0 | 1 => limit,
-        _ => (limit / routes.min(4) as u32).clamp(MIN_ROUTE_TIME, MAX_ROUTE_TIME),
-    }
-}
-
-/// Chooses the next route of a lane that has tried some: the one that has led to the peer, else one
-/// that has failed for no lane, else any. A fall-back is reached in time although many routes
-/// before it do not answer, since each fails for one lane only.
-fn choose_route(
-    count: usize,
-    good: Option<usize>,
-    tried: &[usize],
-    failed: &[usize],
-) -> Option<usize> {
-    let is_untried = |route: &usize| !tried.contains(route);
-    good.filter(is_untried)
-        .or_else(|| (0..count).find(|route| is_untried(route) && !failed.contains(route)))
-        .or_else(|| (0..count).find(is_untried))
+/// Begins to connect on a route; the poller reports how it went under `token`.
+fn connect(
+    poller: &Poller,
+    core: &SessionCore,
+    route: Route,
+    token: u64,
+) -> std::io::Result<Stream> {
+    let options = socket_options(&core.context().config);
+    let stream = Stream::connect(route.remote, route.local, &options)?;
+    poller.add(&stream, token)?;
+    poller.arm(&stream, token, true)?;
+    Ok(stream)
 }
 
 impl ControlLoop {
@@ -162,26 +80,9 @@ impl ControlLoop {
             }
         };
         let routes = self.core.routes_to(&info);
+        let lanes = self.core.lanes_over(&routes);
         let limit = self.core.context().config.connect_timeout();
-        let now = Instant::now();
-        let lanes = (0..self.core.lanes_over(&routes)).map(|index| DialLane {
-            route: index % routes.preferred.max(1),
-            tried: Vec::new(),
-            token: 0,
-            deadline: now + limit,
-            state: LaneState::Idle,
-        });
-        let attempt = Attempt {
-            peer: Arc::clone(peer),
-            connection,
-            good: None,
-            lanes: lanes.collect(),
-            deadline: now + limit,
-            route_time: route_time(limit, routes.all.len()),
-            routes,
-            info,
-            failures: Vec::new(),
-        };
+        let attempt = Attempt::new(Arc::clone(peer), info, connection, routes, lanes, limit);
         let id = self.token();
         let count = attempt.lanes.len();
         self.dialing.attempts.insert(id, attempt);
@@ -197,19 +98,10 @@ impl ControlLoop {
             let Some(attempt) = self.dialing.attempts.get_mut(&id) else {
                 return;
             };
-            let route = attempt.routes.all[attempt.lanes[lane].route];
-            let options = socket_options(&self.core.context().config);
-            let result = Stream::connect(route.remote, route.local, &options).and_then(|stream| {
-                self.poller.add(&stream, token)?;
-                self.poller.arm(&stream, token, true)?;
-                Ok(stream)
-            });
-            match result {
+            let route = attempt.route(lane);
+            match connect(&self.poller, &self.core, route, token) {
                 Ok(stream) => {
-                    let dialing = &mut attempt.lanes[lane];
-                    dialing.state = LaneState::Connecting(stream);
-                    dialing.token = token;
-                    dialing.deadline = attempt.deadline.min(Instant::now() + attempt.route_time);
+                    attempt.connecting(lane, stream, token, Instant::now());
                     self.dialing.lanes.insert(token, (id, lane));
                     return;
                 }
@@ -240,17 +132,25 @@ impl ControlLoop {
                 self.dialing.lanes.remove(&token);
             }
             Ok(false) => {
-                let waiting = match &attempt.lanes[lane].state {
-                    LaneState::Connecting(stream) => Some((stream, true)),
-                    LaneState::Handshaking { stream, .. } => Some((stream, false)),
-                    _ => None,
+                // Fails only for a stream that is not here, and these are.
+                let arm = |stream, writable| self.poller.arm(stream, token, writable);
+                let _ = match &attempt.lanes[lane].state {
+                    LaneState::Connecting { first, again } => {
+                        let again = again.as_ref().map(|again| arm(again, true));
+                        arm(first, true).and(again.unwrap_or(Ok(())))
+                    }
+                    LaneState::Handshaking { stream, .. } => arm(stream, false),
+                    _ => Ok(()),
                 };
-                if let Some((stream, writable)) = waiting {
-                    // Fails only for a stream that is not here, and this one is.
-                    let _ = self.poller.arm(stream, token, writable);
-                }
             }
             Err(LaneError::Route(cause)) => self.lane_failed(id, lane, cause),
+            Err(LaneError::Dropped(cause)) => {
+                if attempt.pause(lane, Instant::now()) {
+                    self.dialing.lanes.remove(&token);
+                } else {
+                    self.lane_failed(id, lane, cause);
+                }
+            }
             Err(LaneError::Incompatible(missing)) => {
                 let error = Error::Incompatible {
                     peer: attempt.peer.name().to_owned(),
@@ -291,7 +191,7 @@ impl ControlLoop {
             return;
         };
         let error = error(&attempt);
-        tracing::debug!(peer = attempt.peer.name(), %error, "cannot connect");
+        limited!(DEBUG, peer = attempt.peer.name(), %error, "cannot connect");
         attempt.peer.unreachable(&error);
     }
 
@@ -355,6 +255,12 @@ impl ControlLoop {
             if attempt.deadline <= now {
                 attempt.note(lane, AttemptCause::TimedOut);
                 self.give_up(id);
+            } else if attempt.is_pausing(lane) {
+                self.dial_lane(id, lane);
+            } else if attempt.needs_syn(lane, now) {
+                let (route, token) = (attempt.route(lane), attempt.lanes[lane].token);
+                let stream = connect(&self.poller, &self.core, route, token);
+                attempt.sent_syn(lane, stream.ok(), now);
             } else {
                 self.lane_failed(id, lane, AttemptCause::TimedOut);
             }
@@ -374,160 +280,5 @@ impl ControlLoop {
             attempt.peer.unreachable(error);
         }
         self.dialing.lanes.clear();
-    }
-}
-
-impl Attempt {
-    fn is_complete(&self) -> bool {
-        self.lanes
-            .iter()
-            .all(|l| matches!(l.state, LaneState::Ready { .. }))
-    }
-
-    fn route(&self, lane: usize) -> Route {
-        self.routes.all[self.lanes[lane].route]
-    }
-
-    fn note(&mut self, lane: usize, cause: AttemptCause) {
-        let address = self.route(lane).remote;
-        let failure = error::Attempt { address, cause };
-        // Lanes that fail alike are one line.
-        if !self.failures.contains(&failure) {
-            self.failures.push(failure);
-        }
-    }
-
-    /// Puts a lane on the next route worth trying; false when there is none.
-    fn next_route(&mut self, lane: usize, cause: AttemptCause) -> bool {
-        self.note(lane, cause);
-        let dialing = &mut self.lanes[lane];
-        dialing.tried.push(dialing.route);
-        let failed: Vec<_> = self.lanes.iter().flat_map(|l| l.tried.clone()).collect();
-        let tried = &self.lanes[lane].tried;
-        let next = choose_route(self.routes.all.len(), self.good, tried, &failed);
-        if let Some(route) = next {
-            self.lanes[lane].route = route;
-        }
-        next.is_some()
-    }
-
-    /// Goes on with one lane; true once it is ready.
-    fn advance(
-        &mut self,
-        lane: usize,
-        core: &SessionCore,
-        offer: Offer,
-    ) -> Result<bool, LaneError> {
-        let lanes = self.lanes.len();
-        let state = std::mem::replace(&mut self.lanes[lane].state, LaneState::Idle);
-        let state = match state {
-            LaneState::Connecting(stream) => match stream.connect_result() {
-                Ok(None) => LaneState::Connecting(stream),
-                Ok(Some(())) => self.greet(lane, lanes, stream, core, offer)?,
-                Err(error) => return Err(error.into()),
-            },
-            LaneState::Handshaking {
-                stream,
-                client,
-                inbound,
-            } => shake(stream, client, inbound)?,
-            other => other,
-        };
-        let ready = matches!(state, LaneState::Ready { .. });
-        if ready {
-            self.good = Some(self.lanes[lane].route);
-        }
-        self.lanes[lane].state = state;
-        Ok(ready)
-    }
-
-    fn greet(
-        &self,
-        lane: usize,
-        lanes: usize,
-        stream: Stream,
-        core: &SessionCore,
-        offer: Offer,
-    ) -> Result<LaneState, LaneError> {
-        let window =
-            NonZeroU32::new(core.context().config.window() as u32).unwrap_or(NonZeroU32::MIN);
-        let hello = LaneHello::new(self.connection, lane as u16, lanes as u16, window)
-            .expect("a lane is one of at most 64");
-        let mut client = Box::new(Client::new(ClientConfig {
-            identity: core.parts.identity.clone(),
-            target: &self.info,
-            lane: hello,
-            offer,
-            nonce: random()?,
-        }));
-        while let Some(bytes) = client.poll_transmit() {
-            send_all(&stream, &bytes)?;
-        }
-        Ok(LaneState::Handshaking {
-            stream,
-            client,
-            inbound: Inbound::default(),
-        })
-    }
-}
-
-fn shake(
-    stream: Stream,
-    mut client: Box<Client>,
-    mut inbound: Inbound,
-) -> Result<LaneState, LaneError> {
-    match inbound.read(&stream) {
-        Ok(()) => {}
-        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
-        Err(error) => return Err(error.into()),
-    }
-    let result = client.handle(&inbound.bytes);
-    let mut sent = Ok(());
-    while let (Ok(()), Some(bytes)) = (&sent, client.poll_transmit()) {
-        sent = send_all(&stream, &bytes);
-    }
-    // Prefers the handshake's error: a failed send says only that the peer has closed.
-    inbound.consume(result?);
-    sent?;
-    match client.established().cloned() {
-        Some(established) => Ok(LaneState::Ready {
-            stream,
-            established: Box::new(established),
-            early: inbound.bytes,
-        }),
-        None => Ok(LaneState::Handshaking {
-            stream,
-            client,
-            inbound,
-        }),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_lane_tries_next_what_has_failed_for_none() {
-        assert_eq!(choose_route(4, None, &[0], &[0]), Some(1));
-        assert_eq!(choose_route(4, None, &[0], &[0, 1, 2]), Some(3));
-        // What leads to the peer comes first, unless it has failed this lane.
-        assert_eq!(choose_route(4, Some(2), &[0], &[0]), Some(2));
-        assert_eq!(choose_route(4, Some(2), &[2], &[2]), Some(0));
-        // Where all have failed for some lane, each lane still tries those that it has not.
-        assert_eq!(choose_route(2, None, &[1], &[0, 1]), Some(0));
-        assert_eq!(choose_route(2, None, &[0, 1], &[0, 1]), None);
-    }
-
-    #[test]
-    fn routes_share_the_time_and_leave_some_to_the_next() {
-        let (short, usual, long) = [1, 10, 30].map(Duration::from_secs).into();
-        assert_eq!(route_time(usual, 1), usual);
-        assert_eq!(route_time(long, 1), long);
-        assert_eq!(route_time(usual, 2), MAX_ROUTE_TIME);
-        assert_eq!(route_time(usual, 4), usual / 4);
-        assert_eq!(route_time(usual, 9), usual / 4);
-        assert_eq!(route_time(long, 4), MAX_ROUTE_TIME);
-        assert_eq!(route_time(short, 4), MIN_ROUTE_TIME);
     }
 }

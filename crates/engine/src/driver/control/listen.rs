@@ -1,50 +1,71 @@
 //! Connections that others make to us.
 //!
 //! Whoever has not proven to know the session's secret holds a bounded amount of memory for a bounded time
-//! and is told nothing but why it was turned away.
+//! and is told nothing but why it was turned away. However many of them come, each turn of the control thread
+//! deals with a few only, and everything else comes in between.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::num::NonZeroU32;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use tcpx_net::Stream;
-use tcpx_proto::handshake::{
-    Established, HandshakeError, Missing, RejectCode, Server, ServerConfig,
-};
+use tcpx_net::process::descriptor_limit;
+use tcpx_net::{Stream, is_exhausted};
+use tcpx_proto::handshake::{Established, HandshakeError, Missing, Server, ServerConfig};
 use tcpx_proto::info::SessionId;
 
 use super::comms::Joined;
-use super::{ControlLoop, HANDSHAKE_TIME, Inbound, Tokens, random, send_all};
+use super::strangers::Strangers;
+use super::{ControlLoop, HANDSHAKE_TIME, Inbound, random, send_all};
 use crate::carrier::comm::RawLane;
 use crate::error::Error;
-use crate::peers::SessionCore;
+use crate::log::limited;
 
-/// Connections that have not proven themselves yet: enough for 32 peers with eight lanes to connect at once.
-const MAX_UNPROVEN: usize = 256;
-/// The most lanes a peer may ask for.
-const MAX_LANES: u16 = 64;
+/// The most connections that have not proven themselves: enough for 128 peers with eight lanes to connect at
+/// once. Where the process may have few descriptors they get a quarter of them.
+const MAX_UNPROVEN: usize = 1024;
+
+/// And at the least.
+const MIN_UNPROVEN: usize = 16;
+
+/// Connections that one listener accepts before everything else has its turn: at a few microseconds
+/// each, less than a millisecond.
+const ACCEPTS_A_TURN: usize = 64;
+
+/// How long listeners rest when there is no descriptor left, and nobody to take one from.
+const EXHAUSTED: Duration = Duration::from_millis(100);
 
 /// A stream in the middle of its handshake.
 struct Unproven {
     stream: Stream,
-    server: Server,
+    from: SocketAddr,
+    /// None until the client has said something: the silent cost next to nothing.
+    server: Option<Box<Server>>,
     inbound: Inbound,
+    /// The client has sent a ClientHello for this session.
+    has_greeted: bool,
     deadline: Instant,
 }
 
 /// A connection of which some lanes are here.
-struct Arriving {
-    lanes: Vec<Option<(Stream, Vec<u8>)>>,
+pub(super) struct Arriving {
+    pub(super) lanes: Vec<Option<(Stream, Vec<u8>)>>,
     established: Established,
     deadline: Instant,
 }
 
-#[derive(Default)]
+/// What identifies a connection: who made it, and its number there.
+pub(super) type ConnectionKey = (SessionId, u64);
+
 pub(super) struct Incoming {
-    unproven: Tokens<Unproven>,
-    arriving: HashMap<(SessionId, u64), Arriving>,
+    unproven: Strangers<Unproven>,
+    pub(super) arriving: HashMap<ConnectionKey, Arriving>,
+    /// How many lanes each connection has whose comms are being made.
+    pub(super) plugging: HashMap<ConnectionKey, usize>,
     /// The last connection that did not fit: each of its lanes is turned away, one is reported.
-    unfit: Option<(SessionId, u64)>,
+    unfit: Option<ConnectionKey>,
+    /// When listeners that rest go on.
+    resume: Option<Instant>,
 }
 
 /// How far a handshake has come.
@@ -56,105 +77,115 @@ enum Progress {
 }
 
 impl Incoming {
+    pub(super) fn new() -> Self {
+        let places = (descriptor_limit() / 4).clamp(MIN_UNPROVEN, MAX_UNPROVEN);
+        Self {
+            unproven: Strangers::new(places),
+            arriving: HashMap::new(),
+            plugging: HashMap::new(),
+            unfit: None,
+            resume: None,
+        }
+    }
+
     pub(super) fn has(&self, token: u64) -> bool {
-        self.unproven.contains_key(&token)
+        self.unproven.contains(token)
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let unproven = self.unproven.values().map(|u| u.deadline);
-        unproven
-            .chain(self.arriving.values().map(|a| a.deadline))
-            .min()
+        let unproven = self.unproven.oldest().map(|(_, oldest)| oldest.deadline);
+        let arriving = self.arriving.values().map(|a| a.deadline);
+        arriving.chain(unproven).chain(self.resume).min()
     }
 }
 
 impl ControlLoop {
+    /// Takes on what waits at a listener, up to a limit: the rest is reported again.
     pub(super) fn accept(&mut self, listener: usize) {
-        loop {
+        for _ in 0..ACCEPTS_A_TURN {
             match self.listeners[listener].accept() {
-                Ok((stream, from)) => {
-                    self.make_room();
-                    if let Err(error) = self.begin_handshake(stream) {
-                        tracing::debug!(%from, %error, "cannot begin a handshake");
+                Ok((stream, from)) => self.begin_handshake(stream, from),
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
+                Err(error) if is_exhausted(&error) => {
+                    limited!(WARN, %error, "cannot accept a connection");
+                    if !self.evict() {
+                        self.incoming.resume = Some(Instant::now() + EXHAUSTED);
+                        return;
                     }
                 }
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
-                Err(error) => {
-                    // Out of descriptors, or the connection is already gone: try again at the next event.
-                    tracing::warn!(%error, "cannot accept a connection");
-                    std::thread::sleep(std::time::Duration::from_millis(1));
-                    break;
-                }
+                // It has ended before it was accepted.
+                Err(error) => limited!(DEBUG, %error, "cannot accept a connection"),
             }
         }
+        self.arm_listener(listener);
+    }
+
+    pub(super) fn arm_listener(&self, listener: usize) {
         let source = &self.listeners[listener];
         if let Err(error) = self.poller.arm(source, listener as u64, false) {
-            tracing::error!(%error, "a listener is gone");
+            limited!(ERROR, %error, "a listener is gone");
         }
     }
 
-    /// Drops the oldest unproven connection when there are too many: an honest handshake is over
-    /// long before it is the oldest.
-    fn make_room(&mut self) {
-        if self.incoming.unproven.len() < MAX_UNPROVEN {
-            return;
-        }
-        let oldest = self
-            .incoming
-            .unproven
-            .iter()
-            .min_by_key(|(_, u)| u.deadline)
-            .map(|(t, _)| *t);
-        if let Some(dropped) = oldest.and_then(|token| self.incoming.unproven.remove(&token)) {
-            tracing::warn!(from = ?dropped.stream.peer_addr().ok(), "too many unproven connections, dropping the oldest");
-            self.poller.remove(&dropped.stream);
-        }
+    /// Drops an unproven connection in favour of another one; false if there is none.
+    fn evict(&mut self) -> bool {
+        let Some(dropped) = self.incoming.unproven.evict() else {
+            return false;
+        };
+        limited!(WARN, from = %dropped.from, "too many unproven connections, dropping one");
+        dropped.stream.reset();
+        true
     }
 
-    fn begin_handshake(&mut self, stream: Stream) -> std::io::Result<()> {
-        let server = Server::new(ServerConfig {
-            identity: self.core.parts.identity.clone(),
-            window: NonZeroU32::new(self.core.context().config.window() as u32)
-                .unwrap_or(NonZeroU32::MIN),
-            offer: self.offer,
-            nonce: random()?,
-        });
-        let token = self.token();
-        self.poller.add(&stream, token)?;
-        self.poller.arm(&stream, token, false)?;
-        let deadline = Instant::now() + HANDSHAKE_TIME;
+    fn begin_handshake(&mut self, stream: Stream, from: SocketAddr) {
         let unproven = Unproven {
             stream,
-            server,
+            from,
+            server: None,
             inbound: Inbound::default(),
-            deadline,
+            has_greeted: false,
+            deadline: Instant::now() + HANDSHAKE_TIME,
         };
-        self.incoming.unproven.insert(token, unproven);
-        Ok(())
+        let token = self.token();
+        // Mostly its greeting is here, or it has left again.
+        self.go_on(token, unproven, false);
     }
 
     pub(super) fn incoming_ready(&mut self, token: u64) {
-        let Some(mut unproven) = self.incoming.unproven.remove(&token) else {
-            return;
-        };
-        match unproven.advance(&self.core) {
+        if let Some(unproven) = self.incoming.unproven.remove(token) {
+            self.go_on(token, unproven, true);
+        }
+    }
+
+    /// Goes on with a handshake; the poller knows the stream if it `is_watched`.
+    fn go_on(&mut self, token: u64, mut unproven: Unproven, is_watched: bool) {
+        let progress = self.advance(&mut unproven);
+        match progress {
             Ok(Progress::Waiting) => {
-                if self.poller.arm(&unproven.stream, token, false).is_ok() {
-                    self.incoming.unproven.insert(token, unproven);
+                let watched = if is_watched {
+                    self.poller.arm(&unproven.stream, token, false)
+                } else {
+                    if self.incoming.unproven.is_full() {
+                        self.evict();
+                    }
+                    self.poller.add_armed(&unproven.stream, token)
+                };
+                if let Err(error) = watched {
+                    limited!(DEBUG, from = %unproven.from, %error, "cannot begin a handshake");
+                    return;
                 }
+                let (ip, has_greeted) = (unproven.from.ip(), unproven.has_greeted);
+                let places = &mut self.incoming.unproven;
+                places.insert(token, ip, has_greeted, unproven);
             }
             Ok(Progress::Established(established)) => {
                 self.poller.remove(&unproven.stream);
                 self.lane_arrived(established, unproven.stream, unproven.inbound.bytes);
             }
-            Ok(Progress::Unfit(client, missing)) => {
-                self.poller.remove(&unproven.stream);
-                self.report_unfit(&client, missing);
-            }
+            Ok(Progress::Unfit(client, missing)) => self.report_unfit(&client, missing),
+            // Closing the stream takes it out of the poller.
             Err(error) => {
-                let from = unproven.stream.peer_addr().ok();
-                tracing::debug!(?from, %error, "a connection did not prove itself");
-                self.poller.remove(&unproven.stream);
+                limited!(DEBUG, from = %unproven.from, %error, "a connection did not prove itself");
             }
         }
     }
@@ -171,7 +202,7 @@ impl ControlLoop {
             peer_lacks: missing.client_lacks(),
             session_lacks: missing.server_lacks(),
         };
-        tracing::warn!(%error, "turned a connection away");
+        limited!(WARN, %error, "turned a connection away");
     }
 
     fn lane_arrived(&mut self, established: Established, stream: Stream, early: Vec<u8>) {
@@ -192,7 +223,7 @@ impl ControlLoop {
                 *slot = Some((stream, early));
             }
             _ => {
-                tracing::warn!(peer = %key.0, lane, "a lane arrived twice or does not fit its connection");
+                limited!(WARN, peer = %key.0, lane, "a lane arrived twice or does not fit its connection");
                 return;
             }
         }
@@ -214,44 +245,47 @@ impl ControlLoop {
         });
     }
 
-    /// Drops what has taken too long.
+    /// Drops what has taken too long, and lets listeners go on that have rested.
     pub(super) fn expire_incoming(&mut self, now: Instant) {
-        let poller = &self.poller;
-        self.incoming.unproven.retain(|_, unproven| {
-            let keep = unproven.deadline > now;
-            if !keep {
-                tracing::debug!(from = ?unproven.stream.peer_addr().ok(), "a connection said too little for too long");
-                poller.remove(&unproven.stream);
-            }
-            keep
-        });
+        // All have the same time: the oldest is the first whose time is over.
+        while let Some((token, oldest)) = self.incoming.unproven.oldest()
+            && oldest.deadline <= now
+        {
+            limited!(DEBUG, from = %oldest.from, "a connection said too little for too long");
+            self.incoming.unproven.remove(token);
+        }
         self.incoming.arriving.retain(|(id, _), arriving| {
             let keep = arriving.deadline > now;
             if !keep {
-                tracing::warn!(peer = %id, "not all lanes of a connection arrived");
+                limited!(WARN, peer = %id, "not all lanes of a connection arrived");
             }
             keep
         });
+        if self.incoming.resume.take_if(|at| *at <= now).is_some() {
+            for listener in 0..self.listeners.len() {
+                self.arm_listener(listener);
+            }
+        }
     }
-}
 
-impl Unproven {
-    /// Goes on with the handshake.
-    fn advance(&mut self, core: &SessionCore) -> Result<Progress, Box<dyn std::error::Error>> {
-        match self.inbound.read(&self.stream) {
+    /// Reads what a client has said, and answers.
+    fn advance(&mut self, unproven: &mut Unproven) -> Result<Progress, Box<dyn std::error::Error>> {
+        match unproven.inbound.read(&unproven.stream) {
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(Progress::Waiting),
             result => result?,
         }
-        let result = self.server.handle(&self.inbound.bytes);
+        let server = match &mut unproven.server {
+            Some(server) => server,
+            none => none.insert(Box::new(self.new_server()?)),
+        };
+        let result = server.handle(&unproven.inbound.bytes);
         let mut unfit = None;
-        if let Some(proven) = self.server.proven() {
-            if core.is_closing() {
-                self.server.reject(RejectCode::Closing);
-            } else if proven.lanes > MAX_LANES {
-                self.server.reject(RejectCode::TooMany);
+        if let Some(proven) = server.proven() {
+            let client = proven.clone();
+            if let Err(code) = self.admit(&client) {
+                server.reject(code);
             } else {
-                let client = proven.clone();
-                match self.server.accept() {
+                match server.accept() {
                     Err(HandshakeError::PeerIncompatible { missing }) => {
                         unfit = Some(Progress::Unfit(client, missing));
                     }
@@ -260,8 +294,8 @@ impl Unproven {
             }
         }
         let mut sent = Ok(());
-        while let (Ok(()), Some(bytes)) = (&sent, self.server.poll_transmit()) {
-            sent = send_all(&self.stream, &bytes);
+        while let (Ok(()), Some(bytes)) = (&sent, server.poll_transmit()) {
+            sent = send_all(&unproven.stream, &bytes);
         }
         if let Some(unfit) = unfit {
             // Whether the Reject was sent does not matter: the client has the ServerHello, and may have
@@ -269,10 +303,22 @@ impl Unproven {
             return Ok(unfit);
         }
         sent?;
-        self.inbound.consume(result?);
-        Ok(match self.server.established() {
+        let consumed = result?;
+        unproven.inbound.consume(consumed);
+        unproven.has_greeted |= consumed > 0;
+        Ok(match server.established() {
             Some(established) => Progress::Established(established.clone()),
             None => Progress::Waiting,
         })
+    }
+
+    fn new_server(&self) -> std::io::Result<Server> {
+        let window = self.core.context().config.window() as u32;
+        Ok(Server::new(ServerConfig {
+            identity: self.core.parts.identity.clone(),
+            window: NonZeroU32::new(window).unwrap_or(NonZeroU32::MIN),
+            offer: self.offer,
+            nonce: random()?,
+        }))
     }
 }

@@ -20,6 +20,7 @@ use crate::carrier::LetGo;
 use crate::carrier::comm::Comms;
 use crate::error::Error;
 use crate::link::{Caller, Context, Drive, LaneInfo};
+use crate::log::limited;
 use crate::memory::Grant;
 use crate::sync::{Mutex, Rank};
 use crate::transfer::{ChunkRef, Offered, Run};
@@ -132,7 +133,7 @@ impl Lane {
         if let Some(name) = context.config.congestion_control(is_local)
             && let Err(error) = set_congestion_control(&stream, name)
         {
-            tracing::debug!(name, %error, "a lane keeps the system's congestion control");
+            limited!(DEBUG, name, %error, "a lane keeps the system's congestion control");
         }
         let pool = &context.staging.pool;
         Ok(Self {

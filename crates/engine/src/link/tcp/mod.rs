@@ -33,6 +33,7 @@ use self::receive::Ended;
 use super::{Above, Context, Drive, Driven, LaneInfo, Link, Origin, Share};
 use crate::carrier::{Allowance, LetGo};
 use crate::error::{Error, LostCause};
+use crate::log::limited;
 use crate::sync::{Mutex, Rank};
 use crate::transfer::{Announcement, Run};
 
@@ -308,7 +309,8 @@ impl Connection {
             }
             Ended::Lost(cause) => Error::PeerLost { peer, cause },
             Ended::Misbehaved(what) => {
-                tracing::warn!(
+                limited!(
+                    WARN,
                     peer,
                     %what,
                     "a peer broke the protocol, its connection is closed"
@@ -524,7 +526,7 @@ impl Link for Connection {
         self.context.remove_link(&link);
         self.pings.end();
         let error = self.end.get().cloned().unwrap_or(Error::Closed);
-        tracing::debug!(peer = self.above.name(), %error, "connection ended");
+        limited!(DEBUG, peer = self.above.name(), %error, "connection ended");
         self.above.lost(&link, &error);
     }
 }

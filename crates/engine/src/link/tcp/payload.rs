@@ -7,6 +7,7 @@ use crate::carrier::Way;
 use crate::carrier::comm::Target;
 use crate::error::Error;
 use crate::link::Held;
+use crate::log::limited;
 use crate::memory::{Grant, Place, Refusal};
 use crate::transfer::ChunkRef;
 
@@ -84,7 +85,7 @@ impl Incoming {
         self.way = None;
         self.sink = match std::mem::replace(&mut self.sink, Sink::Nowhere(None)) {
             Sink::Regions { .. } => {
-                tracing::warn!(%error, "memory failed, a peer's WRITE is refused");
+                limited!(WARN, %error, "memory failed, a peer's WRITE is refused");
                 Sink::Nowhere(Some(Refusal::failed(&error)))
             }
             Sink::Run(chunk) => Sink::Failed(chunk, error),

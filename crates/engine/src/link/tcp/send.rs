@@ -15,6 +15,7 @@ use super::receive::Ended;
 use crate::carrier::comm::CommSend;
 use crate::carrier::{Begin, LetGo, Outgoing, SendCarrier, SendCarriers, Way};
 use crate::error::Error;
+use crate::log::limited;
 use crate::memory::{Grant, Place, Pool, Refusal};
 use crate::transfer::{After, ChunkRef, Offered, Op};
 
@@ -318,7 +319,7 @@ impl Sender {
                 let refusal = if grant.has_dead_memory() {
                     Refusal::Revoked
                 } else {
-                    tracing::warn!(%error, "memory failed, a peer's READ is refused");
+                    limited!(WARN, %error, "memory failed, a peer's READ is refused");
                     Refusal::failed(&error)
                 };
                 encode_refusal(&mut self.head, id, refusal);

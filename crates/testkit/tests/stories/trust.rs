@@ -712,6 +712,8 @@ fn only_who_has_proven_itself_is_reported_as_unfit() {
             assert_eq!(missing.client_lacks(), Features::NONE);
             let told = b"TCPX\x05\0\x0a\0\x07\0\0\0\0\0\x02\0\0\0";
             assert_eq!(closed(&mut stream), told);
+            // Another thread writes the log.
+            wait_until("it was written", || warnings() >= warned);
             assert_eq!(warnings(), warned);
         }
     });

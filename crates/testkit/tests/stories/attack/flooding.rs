@@ -83,8 +83,8 @@ fn breaking_the_protocol_again_and_again_is_in_vain() {
 #[test]
 fn silent_connections_are_not_kept_without_limit() {
     story(|| {
-        const SILENT: usize = 900;
-        const LIMIT: usize = 600;
+        const SILENT: usize = 1600;
+        const LIMIT: usize = 1200;
         let setup = Setup::lanes1_workers1().native();
         let victim = RemoteProcess::open("victim", &setup);
         let files = victim.open_files();

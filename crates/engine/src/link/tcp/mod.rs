@@ -204,10 +204,16 @@ impl Connection {
             payload: message.len() as u64,
             ..Header::new(Kind::Notify, transfer)
         };
-        self.control_owed(|out| {
+        let encode = |out: &mut Vec<u8>| {
             header.encode(out);
             out.extend_from_slice(message);
-        });
+        };
+        if transfer == 0 {
+            // Its application was told when too many of them waited.
+            self.control(encode);
+        } else {
+            self.control_owed(encode);
+        }
     }
 
     fn behind(&self, queued: usize) -> Error {

@@ -367,6 +367,20 @@ fn notifications_that_wait_for_a_connection_are_limited() {
     to_bob.disconnect();
 }
 
+/// All of it is sent at once when the connection is made, and its application was told.
+#[test]
+fn notifications_that_have_waited_for_a_connection_do_not_end_it() {
+    let pair = frugal_pair();
+    let (ours, theirs) = (connection(pair.alice.core()), connection(pair.bob.core()));
+    let limit = ours.context.quota.of_a_peer();
+    while_deaf(&theirs, || {
+        while ours.lanes[0].books.lock().lane.queued() <= 2 * limit {
+            ours.notify(0, &[7; 10_000]);
+        }
+        assert!(!ours.is_dead());
+    });
+}
+
 /// Otherwise what the peer has sent before would keep its answers from being heard.
 #[test]
 fn a_session_that_closes_is_not_held_up_by_what_its_application_has_not_read() {

@@ -89,6 +89,7 @@ mod server;
 #[cfg(test)]
 mod tests;
 
+use alloc::vec::Vec;
 use core::num::NonZeroU32;
 
 pub use self::client::{Client, ClientConfig};
@@ -132,23 +133,28 @@ pub struct Established {
     pub lanes: u16,
     /// How many chunks the peer lets us keep in flight on this lane.
     pub peer_window: NonZeroU32,
-    /// What the client presented to show that it owns `peer_id`. Servers have one, clients do not:
-    /// to them the server has proven itself already.
-    pub owner: Option<OwnerProof>,
+    /// What the client presented, on each lane, to show that it owns `peer_id`. Servers have one for
+    /// each lane, clients have none: to them the server has proven itself already.
+    pub owners: Vec<OwnerProof>,
 }
 
 impl Established {
-    /// Whether the peer proved to a server that it knows the secret of the session `info`.
+    /// Whether the peer proved to a server, on every lane, that it knows the secret of the session
+    /// `info`.
     ///
     /// Any holder of `info` knows that secret: this tells a session from strangers, and from peers
     /// that were given other infos only.
     #[must_use]
     pub fn is_owned_by(&self, info: &ConnectionInfo) -> bool {
-        let proven = self
-            .owner
-            .as_ref()
-            .is_some_and(|owner| owner.verify(info.secret()));
-        proven && self.peer_id == info.id()
+        !self.owners.is_empty()
+            && self.owners.iter().all(|owner| owner.verify(info.secret()))
+            && self.peer_id == info.id()
+    }
+
+    /// Adds another lane of the same connection. Who has heard the connection's number can bring a lane
+    /// to it: its owner is known only by the proofs of all lanes.
+    pub fn join(&mut self, lane: Self) {
+        self.owners.extend(lane.owners);
     }
 }
 

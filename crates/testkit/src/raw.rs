@@ -77,6 +77,8 @@ pub struct Stranger {
     pub name: &'static str,
     /// Its session's id.
     pub id: [u8; 16],
+    /// Its session's secret, by which others know that it is this session.
+    pub secret: [u8; 32],
     /// The number of its connection.
     pub connection: u64,
     /// Which of its lanes comes.
@@ -92,6 +94,7 @@ impl Stranger {
     pub const MALLORY: Self = Self {
         name: "mallory",
         id: [0x66; 16],
+        secret: [0x66; 32],
         connection: 1,
         lane: 0,
         lanes: 1,
@@ -109,7 +112,7 @@ impl Stranger {
             identity: Identity {
                 name: Name::new(self.name).expect("a name"),
                 id: SessionId(self.id),
-                secret: Secret::new([0x66; 32]),
+                secret: Secret::new(self.secret),
             },
             target,
             lane: LaneHello::new(self.connection, self.lane, self.lanes, window).expect("a lane"),

@@ -197,7 +197,7 @@ impl Client {
             lane: self.lane.lane,
             lanes: self.lane.lanes,
             peer_window: hello.window,
-            owner: None,
+            owners: Vec::new(),
         }))
     }
 

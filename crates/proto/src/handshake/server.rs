@@ -1,5 +1,6 @@
 //! The side that listens.
 
+use alloc::vec;
 use alloc::vec::Vec;
 use core::mem;
 use core::num::NonZeroU32;
@@ -236,7 +237,7 @@ impl Server {
             lane: client.lane.lane,
             lanes: client.lane.lanes,
             peer_window: client.lane.window,
-            owner: None,
+            owners: Vec::new(),
         }))
     }
 
@@ -259,11 +260,11 @@ impl Server {
             .body()
             .array()
             .map_err(message::MessageError::from)?;
-        let owner = Some(OwnerProof {
+        let owners = vec![OwnerProof {
             transcript,
             tag: owner,
-        });
-        Ok(State::Proven(Established { owner, ..claimed }))
+        }];
+        Ok(State::Proven(Established { owners, ..claimed }))
     }
 
     fn fail(&mut self, error: HandshakeError) -> HandshakeError {

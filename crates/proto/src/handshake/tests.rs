@@ -179,7 +179,7 @@ fn both_sides_agree() {
     assert_eq!(at_client.peer_name.as_str(), "server");
     assert_eq!(at_client.peer_id, identity(SERVER).id);
     assert_eq!(at_client.peer_window, window(16));
-    assert_eq!(at_client.owner, None);
+    assert_eq!(at_client.owners, []);
     for side in [at_client, at_server] {
         assert_eq!((side.version, side.features.bits()), (VERSION, CHOSEN));
         assert_eq!((side.connection, side.lane, side.lanes), (77, 2, 4));
@@ -193,7 +193,9 @@ fn the_owner_is_known_by_its_secret() {
     client.handle(&server.poll_transmit().unwrap()).unwrap();
     server.handle(&client.poll_transmit().unwrap()).unwrap();
     let established = server.proven().unwrap();
-    let owner = established.owner.as_ref().unwrap();
+    let [owner] = &established.owners[..] else {
+        panic!("one lane has one proof");
+    };
     assert!(owner.verify(&identity(CLIENT).secret));
     assert!(!owner.verify(&identity(SERVER).secret));
     assert!(established.is_owned_by(&info_of(&identity(CLIENT))));
@@ -206,6 +208,38 @@ fn the_owner_is_known_by_its_secret() {
         !established.is_owned_by(&info_of(&same_secret)),
         "another session's id"
     );
+}
+
+#[test]
+fn a_connection_belongs_to_whoever_has_proven_every_lane() {
+    let proven = |secret| {
+        let mut client = Client::new(ClientConfig {
+            identity: Identity {
+                secret,
+                ..identity(CLIENT)
+            },
+            target: &info_of(&identity(SERVER)),
+            lane: LaneHello::new(77, 2, 4, window(8)).unwrap(),
+            offer: CLIENT_OFFER,
+            nonce: [1; NONCE_LEN],
+        });
+        let mut server = server();
+        server.handle(&client.poll_transmit().unwrap()).unwrap();
+        client.handle(&server.poll_transmit().unwrap()).unwrap();
+        server.handle(&client.poll_transmit().unwrap()).unwrap();
+        server.proven().unwrap().clone()
+    };
+    let info = info_of(&identity(CLIENT));
+    let (own, foreign) = (identity(CLIENT).secret, identity(THIRD).secret);
+    for (first, second, is_owned) in [
+        (&own, &own, true),
+        (&own, &foreign, false),
+        (&foreign, &own, false),
+    ] {
+        let mut connection = proven(first.clone());
+        connection.join(proven(second.clone()));
+        assert_eq!(connection.is_owned_by(&info), is_owned);
+    }
 }
 
 #[test]

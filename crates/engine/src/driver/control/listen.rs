@@ -209,18 +209,21 @@ impl ControlLoop {
         let key = (established.peer_id, established.connection);
         let lane = usize::from(established.lane);
         let lanes = usize::from(established.lanes);
-        let arriving = self
-            .incoming
-            .arriving
-            .entry(key)
-            .or_insert_with(|| Arriving {
+        let entry = self.incoming.arriving.entry(key);
+        let arriving = entry.or_insert_with(|| {
+            let mut established = established.clone();
+            // Of each lane below.
+            established.owners.clear();
+            Arriving {
                 lanes: (0..lanes).map(|_| None).collect(),
                 deadline: Instant::now() + HANDSHAKE_TIME,
                 established,
-            });
+            }
+        });
         match arriving.lanes.get_mut(lane) {
             Some(slot @ None) if arriving.established.lanes as usize == lanes => {
                 *slot = Some((stream, early));
+                arriving.established.join(established);
             }
             _ => {
                 limited!(WARN, peer = %key.0, lane, "a lane arrived twice or does not fit its connection");

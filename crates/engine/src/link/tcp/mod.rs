@@ -116,7 +116,7 @@ impl Connection {
         lanes: Vec<Lane>,
     ) -> Arc<Self> {
         let own_window = context.config.window();
-        let claim = established.owner.is_some().then(|| established.clone());
+        let claim = (!established.owners.is_empty()).then(|| established.clone());
         let origin = Origin::new(above.name(), claim);
         let connection = Arc::new_cyclic(|this| Self {
             this: this.clone(),
@@ -462,7 +462,7 @@ impl Link for Connection {
     }
 
     fn was_accepted(&self) -> bool {
-        self.established.owner.is_some()
+        !self.established.owners.is_empty()
     }
 
     fn is_owned_by(&self, info: &ConnectionInfo) -> bool {

@@ -6,10 +6,12 @@ use tcpx::{ErrorKind, Op, TransferState};
 use tcpx_proto::descriptor::RegionKey;
 use tcpx_proto::frame::{Entry, Header, Kind, Status};
 use tcpx_proto::handshake::{HandshakeError, RejectCode};
+use tcpx_proto::info::{ConnectionInfo, Name, Secret, SessionId};
 use tcpx_proto::lane::{ChunkId, Violation};
 use tcpx_testkit::attack::{GRANTED, Insider, Scene, Target, ask, plain};
 use tcpx_testkit::host::{done, fails};
 use tcpx_testkit::raw::{closed, shout};
+use tcpx_testkit::story::GUARD;
 use tcpx_testkit::{Content, story};
 
 fn chunk((transfer, seq): (u64, u32)) -> ChunkId {
@@ -380,6 +382,67 @@ fn an_announcement_of_nothing_fails_its_receive_alone() {
             (Kind::SendDone, 5)
         );
         assert!(liar.sync().is_empty());
+        scene.unharmed();
+        scene.honest_peer_goes_on();
+    });
+}
+
+/// Who has heard the number of a connection brings a lane to it, under the name of its owner.
+#[test]
+fn a_lane_of_another_session_does_not_join_a_connection() {
+    story(|| {
+        let scene = Scene::new();
+        let info = scene.info();
+        let owner = tcpx_testkit::raw::Stranger {
+            name: "owner",
+            lanes: 2,
+            ..scene.stranger()
+        };
+        let known = ConnectionInfo::new(
+            Name::new(owner.name).expect("a name"),
+            SessionId(owner.id),
+            Secret::new(owner.secret),
+            vec![([127, 0, 0, 1], 9).into()],
+        );
+        let known = known.expect("an info").encode();
+        let shake = |connection, lane, secret| {
+            let mut stream = scene.dial();
+            let stranger = tcpx_testkit::raw::Stranger {
+                connection,
+                lane,
+                secret,
+                ..owner.clone()
+            };
+            let shaken = stranger.shake_hands(&mut stream, &info);
+            shaken.map(|_| stream)
+        };
+        let foreign = [0x11; 32];
+        // Before the victim can know whose they are: when it can, the connection ends.
+        let session = &scene.victim.session;
+        for (connection, secrets) in [(70, [owner.secret, foreign]), (71, [foreign, owner.secret])]
+        {
+            let lanes = [0, 1].map(|lane| {
+                let lane = shake(connection, lane, secrets[usize::from(lane)]);
+                lane.expect("it has the victim's info")
+            });
+            session.accept(GUARD).expect("both lanes are there");
+            session.add_peer(&known).expect("an info");
+            for mut lane in lanes {
+                closed(&mut lane);
+            }
+            session.remove_peer(owner.name).expect("known");
+        }
+        // Afterwards they get no further than this.
+        session.add_peer(&known).expect("an info");
+        let error = shake(72, 1, foreign).expect_err("not the owner");
+        let code = RejectCode::BadProof;
+        assert_eq!(error, HandshakeError::PeerRejected { code });
+        let lanes = [0, 1].map(|lane| shake(73, lane, owner.secret).expect("its owner"));
+        let lanes = Vec::from(lanes);
+        let mut insider = scene.accepted(lanes);
+        assert!(insider.sync().is_empty());
+        assert_eq!(insider.peer.name(), "owner");
+        drop(insider);
         scene.unharmed();
         scene.honest_peer_goes_on();
     });

@@ -216,7 +216,7 @@ impl Worker {
             let lane = active.lane();
             // Before the looks below: whoever leaves the lane unfinished after them calls.
             lane.take_care(false);
-            lane.raise_wake_level();
+            lane.prepare_sleep();
             if let Some(entry) = self.lanes.lock().get_mut(&active.token) {
                 entry.attended = active.attended;
             }

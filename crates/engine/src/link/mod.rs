@@ -269,7 +269,7 @@ pub(crate) trait Driven: Send + Sync {
     fn take_care(&self, yes: bool);
 
     /// Prepares for a sleep: in the middle of a large payload one wake-up for many packets is enough.
-    fn raise_wake_level(&self);
+    fn prepare_sleep(&self);
 
     /// Whether there is something to send that nobody is sending.
     fn is_dirty(&self) -> bool;

@@ -432,10 +432,12 @@ impl Lane {
     }
 
     /// Prepares for a sleep: in the middle of a large payload one wake-up for many packets is enough.
-    pub(super) fn raise_wake_level(&self) {
-        if let Some(receiver) = self.receiver.try_lock()
-            && receiver.left() >= BULK_WAKE_BYTES
-        {
+    pub(super) fn prepare_sleep(&self) {
+        let Some(mut receiver) = self.receiver.try_lock() else {
+            return;
+        };
+        receiver.expect_bytes();
+        if receiver.left() >= BULK_WAKE_BYTES {
             self.set_wake_level(BULK_WAKE_BYTES);
         }
     }

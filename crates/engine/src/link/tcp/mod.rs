@@ -570,8 +570,8 @@ impl Driven for DrivenLane {
         self.lane().take_care(yes);
     }
 
-    fn raise_wake_level(&self) {
-        self.lane().raise_wake_level();
+    fn prepare_sleep(&self) {
+        self.lane().prepare_sleep();
     }
 
     fn is_dirty(&self) -> bool {

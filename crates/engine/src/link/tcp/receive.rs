@@ -192,6 +192,11 @@ impl Receiver {
         }
     }
 
+    /// Receives without asking first whether anything is there: the kernel is going to report it.
+    pub(super) fn expect_bytes(&mut self) {
+        self.quiet = false;
+    }
+
     /// Whether so many replies wait to be sent that they should leave while bytes still come in.
     pub(super) fn wants_ack(&mut self, enough: usize) -> bool {
         std::mem::take(&mut self.replies) >= enough

@@ -14,6 +14,7 @@
 //! payload byte is read.
 
 pub mod comm;
+pub mod down;
 
 use alloc::vec::Vec;
 
@@ -73,6 +74,11 @@ pub enum Kind {
     Goodbye = 12,
     /// First frames of a lane with comms: what the peer needs to connect to a comm, then, empty, that both are there.
     Comm = 13,
+    /// The sender has let go of a lane's stream; the payload says which WRITE chunks had landed from
+    /// it. See [`down`].
+    LaneDown = 14,
+    /// The numbered messages before `seq` were delivered.
+    Received = 15,
 }
 
 /// Flag of [`Kind::Write`]: `extra` is a notification, delivered once the chunk has landed. A flag
@@ -133,7 +139,8 @@ pub struct Header {
     pub entries: u32,
     /// The transfer this belongs to, unique within the sending session.
     pub transfer: u64,
-    /// The chunk's number within its transfer.
+    /// The chunk's number within its transfer. Of Notify, Send, SendDone and LaneDown: the message's
+    /// number, or 0 where it has none.
     pub seq: u32,
     /// Bytes of the extra section.
     pub extra: u32,
@@ -202,6 +209,8 @@ impl Header {
             11 => Kind::SendDone,
             12 => Kind::Goodbye,
             13 => Kind::Comm,
+            14 => Kind::LaneDown,
+            15 => Kind::Received,
             other => return Err(FrameError::UnknownKind(other)),
         };
         let header = Self {
@@ -261,7 +270,8 @@ impl Header {
                 (false, 0, MAX_TEXT_BYTES)
             }
             Kind::Comm => (false, 0, comm::MAX_SETUP_BYTES as u64),
-            Kind::Ack | Kind::Ping | Kind::Pong => (false, 0, 0),
+            Kind::LaneDown => (false, 0, down::MAX_DOWN_BYTES as u64),
+            Kind::Ack | Kind::Ping | Kind::Pong | Kind::Received => (false, 0, 0),
         };
         let sizes_fit = table <= MAX_TABLE_BYTES as u64
             && u64::from(self.extra) <= max_extra

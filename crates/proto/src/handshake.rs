@@ -131,6 +131,10 @@ pub struct Established {
     pub lane: u16,
     /// How many lanes the connection is going to have.
     pub lanes: u16,
+    /// How many streams the lane has had before this one.
+    pub generation: u32,
+    /// At which port the client listens; 0 for none, and at clients.
+    pub peer_port: u16,
     /// How many chunks the peer lets us keep in flight on this lane.
     pub peer_window: NonZeroU32,
     /// What the client presented, on each lane, to show that it owns `peer_id`. Servers have one for

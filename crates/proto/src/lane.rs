@@ -37,6 +37,7 @@ use alloc::vec::Vec;
 
 pub use self::landing::{Landing, Ticket};
 pub use self::silence::{Silence, Stall};
+use crate::frame::down::Ending;
 use crate::frame::{Header, Kind, Status};
 
 /// Names a chunk, on whatever lane it travels: unique within the session that posted the transfer.
@@ -138,8 +139,10 @@ pub enum Meaning<C> {
     Acknowledged(C),
     /// The peer refused a chunk of ours, which is settled; the payload is a text for people.
     Refused(C, Status),
-    /// A message for the session: Notify, Send, SendDone or Goodbye.
+    /// A message for the connection or the session: Notify, Send, SendDone, LaneDown or Goodbye.
     Message,
+    /// The peer has the numbered messages before this one.
+    Received(u32),
     /// Answer with Pong, at once if the number is 0, else behind everything before it.
     Ping(u64),
     /// The answer to a ping of ours.
@@ -186,6 +189,30 @@ pub enum Violation {
     /// It set comms up on a lane that is in use.
     #[error("it set comms up on a lane that is in use")]
     LateComm,
+    /// It left a message out.
+    #[error("it sent message {found} where {expected} is next")]
+    MessageMissing {
+        /// The number that is next.
+        expected: u32,
+        /// The number that came.
+        found: u32,
+    },
+    /// It has received a message that was not sent.
+    #[error("it received the messages before {found}, of which {sent} is the last")]
+    MessageNotSent {
+        /// The last number that was given.
+        sent: u32,
+        /// What it said.
+        found: u32,
+    },
+    /// It spoke of a lane that the connection does not have.
+    #[error("it has lost lane {lane} of {lanes}")]
+    NoSuchLane {
+        /// The lane that it named.
+        lane: u16,
+        /// How many there are.
+        lanes: usize,
+    },
 }
 
 /// Chunks of ours in flight in one direction, oldest first.
@@ -220,13 +247,6 @@ impl<C: Chunk> Outstanding<C> {
     }
 }
 
-/// How a WRITE chunk of the peer ended, to be told.
-#[derive(Debug)]
-struct Reply {
-    id: ChunkId,
-    refusal: Option<(Status, String)>,
-}
-
 /// One lane: chunks in flight and everything that waits to be sent on it.
 ///
 /// `O` is what chunks are taken from, `A` what the caller keeps of a READ request until it is
@@ -249,8 +269,11 @@ pub struct Lane<O: Offer, A> {
     unanswered: usize,
     /// Their answers in `control`. ≤ unanswered
     pongs: usize,
-    /// At most `own_window`, since `unsettled` is.
-    replies: VecDeque<Reply>,
+    /// How the peer's WRITE chunks ended, to be told. At most `own_window`, since `unsettled` is.
+    replies: VecDeque<Ending>,
+    /// The last that were told: should the stream be lost, the peer may not have heard. A peer that keeps
+    /// its window waits for no others, since they end in the order of their frames. ≤ own_window
+    told: VecDeque<Ending>,
     /// The peer's WRITE chunks that it was not told the end of. ≤ own_window
     unsettled: usize,
     /// At most `own_window`.
@@ -267,8 +290,12 @@ pub struct Lane<O: Offer, A> {
 pub struct Remains<O: Offer> {
     /// Offers that were queued.
     pub offers: Vec<O>,
-    /// Chunks that were in flight.
-    pub chunks: Vec<O::Chunk>,
+    /// READ chunks that were in flight.
+    pub reads: Vec<O::Chunk>,
+    /// WRITE chunks that were in flight: they may have landed, or be about to.
+    pub writes: Vec<O::Chunk>,
+    /// How WRITE chunks of the peer ended of which it may not have heard.
+    pub endings: Vec<Ending>,
 }
 
 /// Offers that are put back in one call because they must wait. They take turns, so that the others
@@ -298,6 +325,7 @@ impl<O: Offer, A> Lane<O, A> {
             unanswered: 0,
             pongs: 0,
             replies: VecDeque::new(),
+            told: VecDeque::new(),
             unsettled: 0,
             answers: VecDeque::new(),
             write_offers: VecDeque::new(),
@@ -411,7 +439,10 @@ impl<O: Offer, A> Lane<O, A> {
                 self.pings = self.pings.saturating_sub(1);
                 Ok(Meaning::Pong(header.transfer))
             }
-            Kind::Notify | Kind::Send | Kind::SendDone | Kind::Goodbye => Ok(Meaning::Message),
+            Kind::Notify | Kind::Send | Kind::SendDone | Kind::Goodbye | Kind::LaneDown => {
+                Ok(Meaning::Message)
+            }
+            Kind::Received => Ok(Meaning::Received(header.seq)),
             Kind::Comm => Err(Violation::LateComm),
         }
     }
@@ -456,7 +487,7 @@ impl<O: Offer, A> Lane<O, A> {
     /// Tells the peer that its WRITE chunk was dealt with: it has landed, or was refused.
     pub fn handle_landed(&mut self, id: ChunkId, refusal: Option<(Status, String)>) {
         if !self.closed {
-            self.replies.push_back(Reply { id, refusal });
+            self.replies.push_back(Ending { id, refusal });
         }
     }
 
@@ -473,20 +504,24 @@ impl<O: Offer, A> Lane<O, A> {
     }
 
     fn encode_replies(&mut self, out: &mut Vec<u8>) {
-        for Reply { id, refusal } in self.replies.drain(..) {
+        for reply in self.replies.drain(..) {
             self.unsettled -= 1;
             let header = |kind| Header {
-                seq: id.seq,
-                ..Header::new(kind, id.transfer)
+                seq: reply.id.seq,
+                ..Header::new(kind, reply.id.transfer)
             };
-            match refusal {
+            match &reply.refusal {
                 None => header(Kind::Ack).encode(out),
                 Some((status, text)) => Header {
-                    flags: status as u8,
+                    flags: *status as u8,
                     ..header(Kind::WriteError)
                 }
-                .encode_with_text(out, &text),
+                .encode_with_text(out, text),
             }
+            if self.told.len() >= self.own_window {
+                self.told.pop_front();
+            }
+            self.told.push_back(reply);
         }
     }
 
@@ -631,17 +666,17 @@ impl<O: Offer, A> Lane<O, A> {
         self.closed = true;
         self.control = Vec::new();
         (self.owed, self.pongs) = (0, 0);
-        self.replies.clear();
         self.answers.clear();
         self.load = 0;
         let offers = self
             .read_offers
             .drain(..)
             .chain(self.write_offers.drain(..));
-        let reads = self.reads.chunks.drain(..);
         Remains {
             offers: offers.collect(),
-            chunks: reads.chain(self.writes.chunks.drain(..)).collect(),
+            reads: self.reads.chunks.drain(..).collect(),
+            writes: self.writes.chunks.drain(..).collect(),
+            endings: self.told.drain(..).chain(self.replies.drain(..)).collect(),
         }
     }
 

@@ -11,6 +11,7 @@
 //! | [`handshake`] | how a TCP stream becomes an authenticated lane |
 //! | [`frame`] | what travels on a lane afterwards |
 //! | [`lane`] | what the frames of a lane mean, and which one is sent next |
+//! | [`connection`] | what outlives a lane: numbered messages, and chunks of lanes that were lost |
 //! | [`codec`] | the bounded reader and the writer beneath all of them |
 
 #![no_std]
@@ -19,6 +20,7 @@
 extern crate alloc;
 
 pub mod codec;
+pub mod connection;
 pub mod descriptor;
 pub mod frame;
 pub mod handshake;

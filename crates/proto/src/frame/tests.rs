@@ -202,7 +202,7 @@ struct Row {
 }
 
 /// The document's table, in its words.
-fn rows() -> [Row; 13] {
+fn rows() -> [Row; 15] {
     let row = |kind, flags, has_table, extra, payload| Row {
         kind,
         flags,
@@ -224,6 +224,8 @@ fn rows() -> [Row; 13] {
         row(Kind::SendDone, None, false, 0, 1024),
         row(Kind::Goodbye, Some(0), false, 0, 1024),
         row(Kind::Comm, Some(0), false, 0, 389),
+        row(Kind::LaneDown, Some(0), false, 0, 65_536),
+        row(Kind::Received, Some(0), false, 0, 0),
     ]
 }
 

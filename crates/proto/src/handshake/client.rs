@@ -196,6 +196,8 @@ impl Client {
             connection: self.lane.connection,
             lane: self.lane.lane,
             lanes: self.lane.lanes,
+            generation: self.lane.generation,
+            peer_port: 0,
             peer_window: hello.window,
             owners: Vec::new(),
         }))

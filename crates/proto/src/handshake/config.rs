@@ -31,6 +31,8 @@ pub struct LaneHello {
     pub(super) lane: u16,
     pub(super) lanes: u16,
     pub(super) window: NonZeroU32,
+    pub(super) generation: u32,
+    pub(super) port: u16,
 }
 
 /// A lane's number is not below the number of lanes.
@@ -63,7 +65,23 @@ impl LaneHello {
             lane,
             lanes,
             window,
+            generation: 0,
+            port: 0,
         })
+    }
+
+    /// Makes the stream a later one of the lane, whose streams are counted from 0: the connection is
+    /// there, and has lost the one before.
+    #[must_use]
+    pub const fn again(self, generation: u32) -> Self {
+        Self { generation, ..self }
+    }
+
+    /// Says at which port the client listens; 0 for none. A server that loses the connection learns
+    /// there whether the client still exists.
+    #[must_use]
+    pub const fn listening_at(self, port: u16) -> Self {
+        Self { port, ..self }
     }
 }
 

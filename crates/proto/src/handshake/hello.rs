@@ -30,7 +30,7 @@ impl ClientHello {
     pub(super) const VERSIONS_LEN: usize = 4;
     /// Body of version 1 without the name.
     pub(super) const FIXED_LEN: usize =
-        Self::VERSIONS_LEN + 2 * SessionId::LEN + 8 + 2 + 2 + 4 + OFFER_LEN + NONCE_LEN + 1;
+        Self::VERSIONS_LEN + 2 * SessionId::LEN + 8 + 2 + 2 + 4 + 4 + 2 + OFFER_LEN + NONCE_LEN + 1;
 
     pub(super) fn encode(&self, nonce: &Nonce) -> Vec<u8> {
         let name = self.name.as_str().as_bytes();
@@ -43,6 +43,8 @@ impl ClientHello {
         out.put_u16(self.lane.lane);
         out.put_u16(self.lane.lanes);
         out.put_u32(self.lane.window.get());
+        out.put_u32(self.lane.generation);
+        out.put_u16(self.lane.port);
         encode_offer(&mut out, self.offer);
         out.put_bytes(nonce);
         out.put_u8(self.name.len_u8());
@@ -70,7 +72,11 @@ impl ClientHello {
         let lane = body.u16()?;
         let lanes = body.u16()?;
         let window = decode_window(body)?;
-        let lane = LaneHello::new(connection, lane, lanes, window)?;
+        let generation = body.u32()?;
+        let port = body.u16()?;
+        let lane = LaneHello::new(connection, lane, lanes, window)?
+            .again(generation)
+            .listening_at(port);
         let offer = decode_offer(body)?;
         body.bytes(NONCE_LEN)?;
         let name = decode_name(body)?;

@@ -90,6 +90,8 @@ pub enum RejectCode {
     BadMessage,
     /// A side does not offer what the other requires.
     Requirement(Missing),
+    /// The connection that the lane belonged to is not here any more.
+    UnknownConnection,
     /// A reason that this build does not know.
     Other(u16),
 }
@@ -109,6 +111,7 @@ impl RejectCode {
                 let missing = Missing::new(client_lacks, server_lacks);
                 Self::Requirement(missing.ok_or(MessageError::NothingMissing)?)
             }
+            8 => Self::UnknownConnection,
             // What a later version says with it is for later versions.
             other => return Ok(Self::Other(other)),
         };
@@ -125,6 +128,7 @@ impl RejectCode {
             Self::Closing => 5,
             Self::BadMessage => 6,
             Self::Requirement(_) => 7,
+            Self::UnknownConnection => 8,
             Self::Other(code) => code,
         }
     }
@@ -140,6 +144,7 @@ impl fmt::Display for RejectCode {
             Self::Closing => "the session is closing",
             Self::BadMessage => "a handshake message was malformed",
             Self::Requirement(missing) => return write!(f, "a requirement is not met: {missing}"),
+            Self::UnknownConnection => "the connection that the lane was lost from has ended",
             Self::Other(code) => return write!(f, "reason {code}"),
         })
     }

@@ -236,6 +236,8 @@ impl Server {
             connection: client.lane.connection,
             lane: client.lane.lane,
             lanes: client.lane.lanes,
+            generation: client.lane.generation,
+            peer_port: client.lane.port,
             peer_window: client.lane.window,
             owners: Vec::new(),
         }))

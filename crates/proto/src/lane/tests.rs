@@ -99,6 +99,11 @@ impl Offer for Run {
     }
 }
 
+/// All chunks that were in flight on a lane that was closed.
+fn in_flight(remains: Remains<Run>) -> Vec<Piece> {
+    [remains.reads, remains.writes].concat()
+}
+
 /// A posting that counts how often a lane looks at it or at others of the same count.
 #[derive(Clone, Debug)]
 struct Counted {

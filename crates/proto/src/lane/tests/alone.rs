@@ -192,7 +192,7 @@ fn a_dead_offer_is_handed_back_once() {
         assert_eq!(lane.poll_transmit(&mut { ROOM }), None);
         // What was sent before is still in flight.
         assert_eq!(lane.load(), 1);
-        assert_eq!(lane.close().chunks, [run.pieces[0]]);
+        assert_eq!(in_flight(lane.close()), [run.pieces[0]]);
     }
 }
 
@@ -280,7 +280,7 @@ fn an_answer_of_another_length_does_not_settle_its_chunk() {
         );
     }
     // The end of the connection settles it.
-    assert_eq!(lane.close().chunks, run.pieces[..]);
+    assert_eq!(in_flight(lane.close()), run.pieces[..]);
 }
 
 #[test]
@@ -401,7 +401,7 @@ fn a_closed_lane_takes_and_sends_nothing() {
     let remains = lane.close();
     assert_eq!(remains.offers, [read.clone(), write.clone()]);
     assert_eq!(
-        remains.chunks,
+        in_flight(remains),
         [&read.pieces[..2], &write.pieces[..2]].concat()
     );
 
@@ -415,7 +415,7 @@ fn a_closed_lane_takes_and_sends_nothing() {
     assert_eq!((lane.load(), lane.replies()), (0, 0));
     assert!(!lane.is_busy() && !lane.has_work());
     let again = lane.close();
-    assert!(again.offers.is_empty() && again.chunks.is_empty());
+    assert!(again.offers.is_empty() && in_flight(again).is_empty());
 }
 
 #[test]

@@ -272,6 +272,7 @@ impl End {
                 return self.settled.push((piece.id, true));
             }
             Meaning::Pong(token) => return self.pongs.push(token),
+            Meaning::Received(_) => unreachable!("nobody sends it"),
             Meaning::Ping(0) => {
                 return self.lane.push_pong(0);
             }
@@ -341,7 +342,11 @@ impl End {
     /// flight, and those whose answers were arriving.
     pub(super) fn close(&mut self) -> (Vec<Run>, Vec<ChunkId>) {
         let remains = self.lane.close();
-        let mut chunks: Vec<_> = remains.chunks.iter().map(Chunk::id).collect();
+        let mut chunks: Vec<_> = [remains.reads, remains.writes]
+            .concat()
+            .iter()
+            .map(Chunk::id)
+            .collect();
         let landing = self
             .landing
             .close()

@@ -196,7 +196,10 @@ impl Model {
             Kind::Ping => Ok(Meaning::Ping(header.transfer)),
             Kind::Pong => Ok(Meaning::Pong(header.transfer)),
             Kind::Comm => Err(Violation::LateComm),
-            Kind::Notify | Kind::Send | Kind::SendDone | Kind::Goodbye => Ok(Meaning::Message),
+            Kind::Received => Ok(Meaning::Received(header.seq)),
+            Kind::Notify | Kind::Send | Kind::SendDone | Kind::Goodbye | Kind::LaneDown => {
+                Ok(Meaning::Message)
+            }
         }
     }
 
@@ -303,7 +306,7 @@ proptest! {
             prop_assert!(lane.has_work() || !can_send);
         }
         let remains = lane.close();
-        prop_assert_eq!(remains.chunks, [model.reads, model.writes].concat());
+        prop_assert_eq!((remains.reads, remains.writes), (model.reads, model.writes));
         for run in model.queued {
             let held = remains.offers.iter().filter(|offer| **offer == run).count();
             prop_assert_eq!(held, usize::from(run.has_more()));

@@ -14,7 +14,7 @@ const NAMED: ChunkId = ChunkId {
 };
 const BYTES: u64 = 10;
 
-const FRAMES: [(&str, Kind, u64); 14] = [
+const FRAMES: [(&str, Kind, u64); 16] = [
     ("Write", Kind::Write, BYTES),
     ("Ack", Kind::Ack, 0),
     ("WriteError", Kind::WriteError, 0),
@@ -29,6 +29,8 @@ const FRAMES: [(&str, Kind, u64); 14] = [
     ("SendDone", Kind::SendDone, 0),
     ("Goodbye", Kind::Goodbye, 0),
     ("Comm", Kind::Comm, 0),
+    ("LaneDown", Kind::LaneDown, 0),
+    ("Received", Kind::Received, 0),
 ];
 
 /// A lane that allows one chunk each way, and may have sent the named chunk.
@@ -85,12 +87,18 @@ fn outcome(result: Result<Meaning<Piece>, Violation>) -> &'static str {
         Ok(Meaning::Refused(..)) => "settle as failed",
         Ok(Meaning::Message) => "deliver",
         Ok(Meaning::Ping(_)) => "Pong",
-        Ok(Meaning::Pong(_)) => "–",
+        Ok(Meaning::Pong(_) | Meaning::Received(_)) => "–",
         Err(Violation::NotInFlight { .. }) => "✗¹",
         Err(Violation::WrongLength { .. }) => "✗²",
         Err(Violation::TooManyRequests { .. }) => "✗³",
         Err(Violation::TooManyWrites { .. } | Violation::TooManyPings) => "✗³",
         Err(Violation::LateComm) => "✗⁴",
+        // Found by the connection, not by a lane.
+        Err(
+            Violation::MessageMissing { .. }
+            | Violation::MessageNotSent { .. }
+            | Violation::NoSuchLane { .. },
+        ) => unreachable!(),
     }
 }
 

@@ -58,12 +58,18 @@ ranks! {
     PeerLink,
     /// What a lane has received, until it is delivered.
     Delivery,
+    /// Which messages of a connection have come, while one is delivered.
+    Messages,
     /// Tagged messages of one peer.
     Tagged,
     /// What reads a tagged message.
     Reading,
     /// Copies that no lane's locks protect.
     Copies,
+    /// A mark behind what waits to leave on a connection.
+    Pings,
+    /// Messages that the peer of a connection may not have.
+    Outbox,
     /// The receiving half of a lane, for one step.
     LaneReceive,
     /// The sending half of a lane, for one step.

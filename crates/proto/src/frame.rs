@@ -179,6 +179,13 @@ impl Header {
         out.extend_from_slice(&bytes);
     }
 
+    /// Gives the message that `frame` begins with its number.
+    pub fn set_number(frame: &mut [u8], number: u32) {
+        if let Some(seq) = frame.get_mut(16..20) {
+            seq.copy_from_slice(&number.to_le_bytes());
+        }
+    }
+
     /// Appends this header with a text as its payload, cut to what the protocol takes.
     pub fn encode_with_text(&self, out: &mut Vec<u8>, text: &str) {
         let text = &text.as_bytes()[..text.len().min(MAX_TEXT_BYTES as usize)];

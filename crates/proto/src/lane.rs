@@ -622,6 +622,11 @@ impl<O: Offer, A> Lane<O, A> {
         Some(chunk)
     }
 
+    /// The offers that are queued.
+    pub fn queued_offers(&self) -> impl Iterator<Item = &O> {
+        self.read_offers.iter().chain(&self.write_offers)
+    }
+
     /// Bytes of our chunks in flight.
     #[must_use]
     pub fn load(&self) -> u64 {

@@ -6,6 +6,7 @@ mod admission;
 mod comms;
 mod dial;
 mod listen;
+mod rejoin;
 mod strangers;
 
 use std::collections::HashMap;
@@ -25,6 +26,9 @@ use crate::sync::{Mutex, Rank};
 /// How long an accepted connection may take to prove itself, and a connection to have all its lanes.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 
+/// How often links with work outstanding are looked at, at the least.
+const LONGEST_TICK: Duration = Duration::from_millis(250);
+
 /// The thread's own state.
 pub(crate) struct ControlLoop {
     core: Arc<SessionCore>,
@@ -39,6 +43,7 @@ pub(crate) struct ControlLoop {
     listeners: Vec<Listener>,
     incoming: listen::Incoming,
     dialing: dial::Dialing,
+    rejoins: rejoin::Rejoins,
     next_token: u64,
     next_tick: Option<Instant>,
 }
@@ -66,6 +71,7 @@ impl ControlLoop {
             listeners,
             incoming: listen::Incoming::new(),
             dialing: dial::Dialing::default(),
+            rejoins: rejoin::Rejoins::default(),
             next_tick: None,
         })
     }
@@ -80,6 +86,7 @@ impl ControlLoop {
                 match command {
                     Command::Connect(peer) => self.dial(&peer),
                     Command::Reap(link) => link.reap(),
+                    Command::LaneLost(link) => self.lane_lost(&link),
                     Command::Stop => stop = true,
                 }
             }
@@ -106,6 +113,8 @@ impl ControlLoop {
                     listening.push(token as usize);
                 } else if self.incoming.has(token) {
                     self.incoming_ready(token);
+                } else if self.rejoins.has(token) {
+                    self.probe_ready(token);
                 } else {
                     self.dial_ready(token);
                 }
@@ -122,6 +131,7 @@ impl ControlLoop {
         let now = Instant::now();
         self.expire_incoming(now);
         self.expire_dials(now);
+        self.expire_rejoins(now);
         // Said before the look: work that starts after it wakes us.
         self.core.parts.control.set_dozing(true);
         let limit = self.core.context().config.peer_timeout();
@@ -131,7 +141,8 @@ impl ControlLoop {
             for peer in self.core.all_peers() {
                 busy |= peer.check_liveness(now, limit);
             }
-            self.next_tick = busy.then(|| now + (limit / 8).max(Duration::from_millis(5)));
+            let pause = (limit / 8).clamp(Duration::from_millis(5), LONGEST_TICK);
+            self.next_tick = busy.then(|| now + pause);
         }
         if self.next_tick.is_some() {
             self.core.parts.control.set_dozing(false);
@@ -140,6 +151,7 @@ impl ControlLoop {
             self.next_tick,
             self.incoming.deadline(),
             self.dialing.deadline(),
+            self.rejoins.deadline(),
         ];
         let first = deadlines.into_iter().flatten().min()?;
         Some(
@@ -162,7 +174,7 @@ impl ControlLoop {
             match command {
                 Command::Reap(link) => link.reap(),
                 Command::Connect(peer) => peer.unreachable(&Error::Closed),
-                Command::Stop => {}
+                Command::LaneLost(_) | Command::Stop => {}
             }
         }
     }

@@ -6,9 +6,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tcpx_proto::codec::CodecError;
 use tcpx_proto::frame::FrameError;
 use tcpx_proto::frame::comm::SetupError;
-use tcpx_proto::handshake::HandshakeError;
+use tcpx_proto::handshake::{HandshakeError, RejectCode};
 use tcpx_proto::lane::Violation;
 
 use super::{Error, IoError};
@@ -104,6 +105,28 @@ pub enum LostCause {
         /// Bytes that are kept.
         max: usize,
     },
+
+    /// The peer gave a lane up, or has lost it. Transfers go on on other lanes and on the stream that
+    /// takes its place; seen where none came in time.
+    #[error("the peer has lost a lane")]
+    LaneDropped,
+
+    /// Nothing that was sent on a lane has arrived for so long, although the peer was heard on others
+    /// or may be elsewhere. Typical causes: a cable, a link or a firewall rule. As
+    /// [`LostCause::LaneDropped`].
+    #[error("nothing that was sent on a lane has arrived for {after:?}")]
+    LaneSilent {
+        /// How long that was.
+        after: Duration,
+    },
+
+    /// The peer was restarted, or has ended the connection meanwhile: at its address the session, or the
+    /// connection, is not known. Load the new connection info.
+    #[error("the peer was restarted or has forgotten the connection ({0})")]
+    Forgotten(
+        /// The peer's words.
+        RejectCode,
+    ),
 
     /// A connection was made, and had ended when the caller of
     /// [`Peer::connect`](crate::Peer::connect) looked. Look at the peer's log, or connect again.
@@ -219,6 +242,10 @@ pub enum Misbehaviour {
     /// A frame is not allowed in the state of its lane.
     #[error(transparent)]
     Lane(#[from] Violation),
+
+    /// What it said of a lost lane cannot be decoded.
+    #[error("what it said of a lost lane: {0}")]
+    LaneDown(#[from] CodecError),
 
     /// A frame announced its payload on a comm of the plugin, and the lane has none.
     #[error("a payload on a comm that is not there")]

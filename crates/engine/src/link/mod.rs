@@ -8,17 +8,19 @@ pub(crate) mod local;
 mod quota;
 pub(crate) mod tcp;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tcpx_net::Stream;
 use tcpx_proto::frame::Status;
-use tcpx_proto::handshake::Established;
+use tcpx_proto::frame::down::StreamId;
+use tcpx_proto::handshake::{Established, OwnerProof};
 use tcpx_proto::info::ConnectionInfo;
 
 pub(crate) use self::quota::{Held, Quota, Share, longest_notification};
+use crate::carrier::comm::{Comms, RawLane};
 use crate::config::Config;
 use crate::error::Error;
 use crate::memory::{Registry, Staging, Users};
@@ -96,6 +98,28 @@ pub(crate) trait Link: Send + Sync {
         Vec::new()
     }
 
+    /// The number that the side which made the connection gave it.
+    fn number(&self) -> Option<u64> {
+        None
+    }
+
+    /// Lets go of lanes that were lost, and sees to what was in flight on them. Returns what would bring
+    /// them back. Only from the control thread.
+    fn recover(&self) -> Vec<Wanted> {
+        Vec::new()
+    }
+
+    /// Says how a new stream for a lane is made; none where nobody waits for one.
+    fn wanted_stream(&self, _lane: usize) -> Option<WantedStream> {
+        None
+    }
+
+    /// Puts a new stream of a lane to use; false where nobody waits for it. Only from the control
+    /// thread.
+    fn adopt(&self, _rejoined: Rejoined) -> bool {
+        false
+    }
+
     /// Measures a round trip on one lane.
     fn round_trip(&self, lane: usize, timeout: Duration) -> Result<Duration, Error>;
 
@@ -138,6 +162,9 @@ pub(crate) trait Link: Send + Sync {
     /// Ends the link; what is in flight fails with `error`.
     fn kill(&self, error: Error);
 
+    /// Ends a link that has no lane left, with why it lost them.
+    fn give_up(&self) {}
+
     /// Fails everything that is in flight on a link that has ended. When this returns, nothing of it
     /// lands in memory or reaches the session any more.
     fn drain(&self) {}
@@ -148,6 +175,41 @@ pub(crate) trait Link: Send + Sync {
     /// For tests that look inside.
     #[cfg(test)]
     fn as_any(self: Arc<Self>) -> Arc<dyn std::any::Any + Send + Sync>;
+}
+
+/// What a link needs that has lost lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// A new stream for this lane.
+    Stream(usize),
+    /// To know whether the peer still listens at this address.
+    SignOfLife(SocketAddr),
+}
+
+/// A stream that takes the place of a lost one, before it is made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WantedStream {
+    /// The connection's number.
+    pub(crate) connection: u64,
+    pub(crate) id: StreamId,
+    /// How many lanes the connection has.
+    pub(crate) lanes: usize,
+    /// The addresses of the stream that was lost.
+    pub(crate) local: IpAddr,
+    pub(crate) remote: SocketAddr,
+    /// No lane is left: any way to the peer will do.
+    pub(crate) is_last: bool,
+}
+
+/// A stream that takes the place of a lost one.
+pub(crate) struct Rejoined {
+    pub(crate) stream: StreamId,
+    pub(crate) raw: RawLane,
+    pub(crate) comms: Option<Comms>,
+    /// What a client has presented with it.
+    pub(crate) owners: Vec<OwnerProof>,
+    /// The thread that drives it.
+    pub(crate) worker: Arc<dyn Caller>,
 }
 
 /// Whether two handles are to the same link.
@@ -189,12 +251,15 @@ pub(crate) trait Above: Send + Sync {
     fn lost(&self, link: &Arc<dyn Link>, error: &Error);
 }
 
+/// The most streams of a connection whose proofs are kept: as many may be lost and come back.
+const MAX_OWNERS: usize = 4096;
+
 /// Who sent a notification.
 pub(crate) struct Origin {
     pub(crate) name: String,
     /// What a peer that connected to us has said and shown of itself; none of one that we have
     /// connected to, which has proven who it is.
-    claim: Option<Established>,
+    claim: Option<Mutex<Established>>,
     /// The claim was found to be true by an info that was loaded.
     is_proven: AtomicBool,
 }
@@ -204,18 +269,32 @@ impl Origin {
         Arc::new(Self {
             name: name.to_owned(),
             is_proven: AtomicBool::new(claim.is_none()),
-            claim,
+            claim: claim.map(|claim| Mutex::new(Rank::Leaf, claim)),
         })
     }
 
     /// Checks whether this is the session that the info is of.
     pub(crate) fn is_owned_by(&self, info: &ConnectionInfo) -> bool {
         let claim = self.claim.as_ref();
-        let is_owned = claim.is_some_and(|claim| claim.is_owned_by(info));
+        let is_owned = claim.is_some_and(|claim| claim.lock().is_owned_by(info));
         if is_owned {
             self.is_proven.store(true, Ordering::Relaxed);
         }
         is_owned
+    }
+
+    /// Adds what was presented with another stream of the connection. False where so many came that
+    /// no more are kept.
+    pub(crate) fn join(&self, owners: Vec<OwnerProof>) -> bool {
+        let Some(claim) = &self.claim else {
+            return true;
+        };
+        let mut claim = claim.lock();
+        if claim.owners.len() + owners.len() > MAX_OWNERS {
+            return false;
+        }
+        claim.owners.extend(owners);
+        true
     }
 
     /// Whether this is the session of that name: by this info, which is being loaded, or by an earlier
@@ -232,6 +311,9 @@ pub(crate) trait Control: Send + Sync {
 
     /// Asks for a link that has ended to be taken apart.
     fn reap(&self, link: Arc<dyn Link>);
+
+    /// Asks for a link that has lost a lane to be looked after.
+    fn lane_lost(&self, link: Arc<dyn Link>);
 
     /// Asks for lanes to be driven that were paused for want of room. May be called with any lock
     /// held.

@@ -26,6 +26,8 @@ pub(crate) enum Command {
     Connect(Arc<PeerShared>),
     /// Take a link apart that has ended.
     Reap(Arc<dyn Link>),
+    /// Look after a link that has lost a lane.
+    LaneLost(Arc<dyn Link>),
     /// End.
     Stop,
 }
@@ -100,6 +102,10 @@ impl Control for Mailbox {
     /// Once the thread has ended, whoever closes the session takes links apart.
     fn reap(&self, link: Arc<dyn Link>) {
         self.push(Command::Reap(link));
+    }
+
+    fn lane_lost(&self, link: Arc<dyn Link>) {
+        self.push(Command::LaneLost(link));
     }
 
     fn resume(&self) {

@@ -276,6 +276,7 @@ impl Transfer {
         // Too late once the notification is on its way: the transfer then ends as done, but it lets
         // go of local memory all the same.
         let last = run.completion.begin_abort() && run.close();
+        run.let_go();
         // Also links that have ended, and are not taken apart yet, may be at work on it.
         self.peer.core.context().let_go(run);
         if last {

@@ -55,6 +55,13 @@ impl ChunkRef {
         self.run.plan.place(self.layout())
     }
 
+    /// Gives the chunk back to its run, since its lane was lost before it had moved. True where the run
+    /// hands out no more chunks and this was the last: whoever gives it back concludes the run.
+    #[must_use]
+    pub(crate) fn give_back(&self) -> bool {
+        self.run.give_back(self.index as usize)
+    }
+
     /// Whether bytes may still be written to its local memory. Records why not in the run, if its
     /// memory was revoked.
     pub(crate) fn may_land(&self) -> bool {
@@ -109,7 +116,7 @@ impl lane::Offer for Offered {
     }
 
     fn take(&self) -> Take<ChunkRef> {
-        if self.0.plan.revoked().is_some() {
+        if self.0.plan.revoked().is_some() || self.0.was_let_go() {
             return Take::Dead;
         }
         Self::next(&self.0).map_or(Take::Nothing, Take::Chunk)

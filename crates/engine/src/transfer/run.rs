@@ -1,7 +1,7 @@
 //! One posting of a planned transfer.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use tcpx_proto::frame::MAX_EXTRA_BYTES;
@@ -11,6 +11,7 @@ use super::completion::{Completion, TransferState};
 use super::plan::Plan;
 use crate::error::Error;
 use crate::memory::Place;
+use crate::sync::{Mutex, Rank};
 
 /// `next` of a run that hands out no more chunks. Far above any chunk count, far below overflow.
 const CLOSED: u32 = 1 << 31;
@@ -45,11 +46,24 @@ pub(crate) struct Run {
     pub(crate) started: Instant,
     /// The lane of a run of one chunk: whoever polls the run drives that lane.
     pub(crate) lane: AtomicUsize,
-    /// Its notification must not overtake what the first lane carries.
+    /// Its notification must not overtake what the lane carries that messages travel on.
     pub(crate) in_order: bool,
+    /// The application has its memory back, although the run may not be over.
+    let_go: AtomicBool,
     next: AtomicU32,
     /// Chunks that are not settled yet. The run is concluded by whoever makes this 0.
     left: AtomicU32,
+    /// How many chunks are in `returned`: changes under its lock.
+    returns: AtomicU32,
+    /// Chunks that were taken and given back, since their lane was lost.
+    returned: Mutex<Returned>,
+}
+
+#[derive(Default)]
+struct Returned {
+    chunks: Vec<u32>,
+    /// The run hands out no more chunks.
+    closed: bool,
 }
 
 impl Run {
@@ -63,26 +77,62 @@ impl Run {
             started: Instant::now(),
             lane: AtomicUsize::new(0),
             in_order: false,
+            let_go: AtomicBool::new(false),
             next: AtomicU32::new(0),
             left: AtomicU32::new(chunks),
+            returns: AtomicU32::new(0),
+            returned: Mutex::new(Rank::Leaf, Returned::default()),
         }
     }
 
     /// The next chunk to move, if there is one.
     #[inline]
     pub(crate) fn take(&self) -> Option<usize> {
+        if self.returns.load(Ordering::Acquire) > 0
+            && let Some(index) = self.take_returned()
+        {
+            return Some(index);
+        }
         // Looked at first, so that polling an exhausted run does not count `next` up for ever.
-        if !self.has_more() {
+        if self.next.load(Ordering::Relaxed) as usize >= self.plan.len() {
             return None;
         }
         let index = self.next.fetch_add(1, Ordering::Relaxed) as usize;
         (index < self.plan.len()).then_some(index)
     }
 
+    fn take_returned(&self) -> Option<usize> {
+        let mut returned = self.returned.lock();
+        let index = returned.chunks.pop()?;
+        self.returns
+            .store(returned.chunks.len() as u32, Ordering::Release);
+        Some(index as usize)
+    }
+
+    /// Gives a chunk back that was taken and has not moved: it is handed out again. True where the run
+    /// hands out no more chunks and this was the last to be settled: as [`Run::settle`].
+    #[must_use]
+    pub(crate) fn give_back(&self, index: usize) -> bool {
+        let mut returned = self.returned.lock();
+        if returned.closed {
+            drop(returned);
+            return self.settle(1);
+        }
+        returned.chunks.push(index as u32);
+        self.returns
+            .store(returned.chunks.len() as u32, Ordering::Release);
+        false
+    }
+
     /// Where the next chunk to move is, and how many bytes it has, if there is one. Another lane may be
     /// faster.
     pub(crate) fn peek(&self) -> Option<(Place<'_>, usize)> {
-        let index = self.next.load(Ordering::Relaxed) as usize;
+        let mut index = self.next.load(Ordering::Relaxed) as usize;
+        if self.returns.load(Ordering::Acquire) > 0
+            && let Some(last) = self.returned.lock().chunks.last()
+        {
+            index = *last as usize;
+        }
         (index < self.plan.len()).then(|| {
             let layout = self.plan.layout(index);
             (self.plan.place(layout), layout.bytes)
@@ -99,6 +149,7 @@ impl Run {
     #[inline]
     pub(crate) fn has_more(&self) -> bool {
         (self.next.load(Ordering::Relaxed) as usize) < self.plan.len()
+            || self.returns.load(Ordering::Acquire) > 0
     }
 
     /// Settles `chunks` chunks that had been taken. True for the call that settled the last one: its caller
@@ -111,9 +162,14 @@ impl Run {
     /// Hands out no more chunks and settles those that nobody had taken; as [`Run::settle`].
     #[must_use]
     pub(crate) fn close(&self) -> bool {
+        let mut returned = self.returned.lock();
+        returned.closed = true;
+        let given_back = std::mem::take(&mut returned.chunks).len() as u32;
+        self.returns.store(0, Ordering::Release);
+        drop(returned);
         let chunks = self.plan.len() as u32;
         let taken = self.next.swap(CLOSED, Ordering::AcqRel).min(chunks);
-        self.settle(chunks - taken)
+        self.settle(chunks - taken + given_back)
     }
 
     /// Fails the run; as [`Run::settle`].
@@ -166,6 +222,16 @@ impl Run {
         self.plan.op == Op::Write && self.plan.len() == 1 && message.len() <= MAX_EXTRA_BYTES
     }
 
+    /// Gives the application its memory back: what is left of the run is not sent from there.
+    pub(crate) fn let_go(&self) {
+        self.let_go.store(true, Ordering::Release);
+    }
+
+    /// Whether the application has its memory back.
+    pub(crate) fn was_let_go(&self) -> bool {
+        self.let_go.load(Ordering::Acquire)
+    }
+
     /// Whether local memory must no longer be touched on behalf of this run.
     #[inline]
     pub(crate) fn is_aborted(&self) -> bool {
@@ -215,6 +281,30 @@ mod tests {
         assert!(!run.settle(1));
         assert!(run.settle(1));
         assert_eq!(run.completion.finish(), TransferState::Failed);
+    }
+
+    #[test]
+    fn a_chunk_that_is_given_back_is_handed_out_again() {
+        let run = run(2);
+        let taken: Vec<_> = std::iter::from_fn(|| run.take()).collect();
+        assert!(!run.has_more() && run.peek().is_none());
+        assert!(!run.give_back(taken[0]));
+        assert!(run.has_more() && run.peek().is_some());
+        assert_eq!(run.take(), Some(0));
+        assert_eq!(run.take(), None);
+        assert!(!run.settle(1));
+        assert!(run.settle(1));
+    }
+
+    #[test]
+    fn closing_settles_what_was_given_back_before_and_after() {
+        let run = run(3);
+        let taken: Vec<_> = std::iter::from_fn(|| run.take()).collect();
+        assert!(!run.give_back(taken[0]));
+        assert!(!run.close());
+        assert!(!run.has_more() && run.take().is_none());
+        assert!(!run.give_back(taken[1]));
+        assert!(run.give_back(taken[2]));
     }
 
     #[test]

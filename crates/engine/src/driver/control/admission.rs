@@ -42,6 +42,13 @@ impl ControlLoop {
             );
             return Err(RejectCode::BadProof);
         }
+        if client.generation > 0 {
+            // It takes the place of a lane that was admitted.
+            return match self.link_of(client) {
+                Some(_) => Ok(()),
+                None => Err(RejectCode::UnknownConnection),
+            };
+        }
         let config = &self.core.context().config;
         let key = (client.peer_id, client.connection);
         let is_new = !self.incoming.arriving.contains_key(&key);

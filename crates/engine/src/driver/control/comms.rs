@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use tcpx_proto::frame::down::StreamId;
 use tcpx_proto::handshake::{Established, Features, Offer};
 
 use super::ControlLoop;
@@ -11,7 +12,7 @@ use super::listen::ConnectionKey;
 use crate::carrier::comm::{Comms, Net, RawLane, set_up};
 use crate::error::{CommCause, Error};
 use crate::link::tcp::{Connection, Lane, Windows};
-use crate::link::{Above, Link};
+use crate::link::{Above, Caller, Link, Rejoined};
 use crate::log::limited;
 use crate::peers::PeerShared;
 
@@ -19,6 +20,8 @@ use crate::peers::PeerShared;
 pub(super) struct Joined {
     /// Whom we have dialled; none if it was the other way round.
     pub(super) dialled: Option<Arc<PeerShared>>,
+    /// The link that the one lane is a new stream for; none for a new connection.
+    pub(super) rejoins: Option<Arc<dyn Link>>,
     pub(super) established: Established,
     pub(super) lanes: Vec<RawLane>,
     /// Until when its comms must be there.
@@ -28,6 +31,26 @@ pub(super) struct Joined {
 impl Joined {
     fn name(&self) -> &str {
         self.established.peer_name.as_str()
+    }
+
+    /// Makes it the new stream of a lane.
+    pub(super) fn into_rejoined(
+        self,
+        comms: Option<Comms>,
+        worker: Arc<dyn Caller>,
+    ) -> Option<Rejoined> {
+        let stream = StreamId {
+            lane: self.established.lane,
+            generation: self.established.generation,
+        };
+        let raw = self.lanes.into_iter().next()?;
+        Some(Rejoined {
+            stream,
+            raw,
+            comms,
+            owners: self.established.owners,
+            worker,
+        })
     }
 
     fn key(&self) -> ConnectionKey {
@@ -107,12 +130,19 @@ impl ControlLoop {
                     peer: joined.name().to_owned(),
                     cause,
                 };
+                if joined.rejoins.is_some() {
+                    return self.not_rejoined(&joined, &error);
+                }
                 not_in_use(joined.dialled.as_ref(), &error);
             }
         }
     }
 
-    fn in_use(&mut self, joined: Joined, comms: Vec<Option<Comms>>) {
+    fn in_use(&mut self, joined: Joined, mut comms: Vec<Option<Comms>>) {
+        if let Some(link) = joined.rejoins.clone() {
+            let comms = comms.pop().flatten();
+            return self.rejoined(joined, comms, &link);
+        }
         let accepted = joined.dialled.is_none();
         let Joined {
             dialled,
@@ -123,10 +153,13 @@ impl ControlLoop {
         let context = self.core.context();
         let windows = Windows::new(context, &established, lanes.len());
         let lanes = lanes.into_iter().zip(comms);
-        let lanes: Result<Vec<_>, Error> = lanes
-            .map(|(raw, comms)| {
+        let lanes: Result<Vec<_>, Error> = (0..)
+            .zip(lanes)
+            .map(|(lane, (raw, comms))| {
                 let worker = self.workers.next();
-                Lane::new(raw.stream, &raw.early, comms, windows, worker, context)
+                let generation = 0;
+                let id = StreamId { lane, generation };
+                Lane::new(id, raw, comms, windows, worker, context)
             })
             .collect();
         let lanes = match lanes {
@@ -147,7 +180,7 @@ impl ControlLoop {
         };
         peer.fence(accepted);
         let above = Arc::clone(&peer) as Arc<dyn Above>;
-        let connection = Connection::new(Arc::clone(context), above, established, lanes);
+        let connection = Connection::new(Arc::clone(context), above, established, windows, lanes);
         let link = Arc::clone(&connection) as Arc<dyn Link>;
         limited!(
             DEBUG,

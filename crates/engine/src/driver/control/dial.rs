@@ -7,8 +7,10 @@ use std::time::Instant;
 
 use tcpx_net::{Poller, Stream};
 
-use self::attempt::{Attempt, LaneError, LaneState};
+pub(super) use self::attempt::Attempt;
+use self::attempt::{LaneError, LaneState};
 use super::comms::Joined;
+use super::rejoin::Rejoin;
 use super::{ControlLoop, Tokens, random};
 use crate::carrier::comm::RawLane;
 use crate::driver::addresses::socket_options;
@@ -24,6 +26,11 @@ pub(super) struct Dialing {
 }
 
 impl Dialing {
+    /// The lanes that are getting new streams.
+    pub(super) fn rejoins(&self) -> impl Iterator<Item = &Rejoin> {
+        self.attempts.values().filter_map(|a| a.rejoin.as_ref())
+    }
+
     pub(super) fn deadline(&self) -> Option<Instant> {
         let attempts = self.attempts.values();
         attempts
@@ -82,7 +89,18 @@ impl ControlLoop {
         let routes = self.core.routes_to(&info);
         let lanes = self.core.lanes_over(&routes);
         let limit = self.core.context().config.connect_timeout();
-        let attempt = Attempt::new(Arc::clone(peer), info, connection, routes, lanes, limit);
+        self.begin_attempt(Attempt::new(
+            Arc::clone(peer),
+            info,
+            connection,
+            routes,
+            lanes,
+            limit,
+        ));
+    }
+
+    /// Begins to make the lanes of an attempt.
+    pub(super) fn begin_attempt(&mut self, attempt: Attempt) {
         let id = self.token();
         let count = attempt.lanes.len();
         self.dialing.attempts.insert(id, attempt);
@@ -190,6 +208,11 @@ impl ControlLoop {
         let Some(attempt) = self.forget(id) else {
             return;
         };
+        if let Some(rejoin) = attempt.rejoin {
+            let causes = attempt.failures.into_iter().map(|failure| failure.cause);
+            let causes: Vec<_> = causes.collect();
+            return self.rejoin_failed(&attempt.peer, rejoin, &causes);
+        }
         let error = error(&attempt);
         limited!(DEBUG, peer = attempt.peer.name(), %error, "cannot connect");
         attempt.peer.unreachable(&error);
@@ -228,6 +251,7 @@ impl ControlLoop {
         let Some(established) = first else { return };
         self.joined(Joined {
             dialled: Some(peer),
+            rejoins: attempt.rejoin.map(|rejoin| rejoin.link),
             established,
             lanes,
             deadline,
@@ -277,7 +301,9 @@ impl ControlLoop {
 
     pub(super) fn abandon_dials(&mut self, error: &Error) {
         for (_, attempt) in std::mem::take(&mut self.dialing.attempts) {
-            attempt.peer.unreachable(error);
+            if attempt.rejoin.is_none() {
+                attempt.peer.unreachable(error);
+            }
         }
         self.dialing.lanes.clear();
     }

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tcpx_net::process::descriptor_limit;
@@ -19,6 +20,7 @@ use super::strangers::Strangers;
 use super::{ControlLoop, HANDSHAKE_TIME, Inbound, random, send_all};
 use crate::carrier::comm::RawLane;
 use crate::error::Error;
+use crate::link::Link;
 use crate::log::limited;
 
 /// The most connections that have not proven themselves: enough for 128 peers with eight lanes to connect at
@@ -206,6 +208,9 @@ impl ControlLoop {
     }
 
     fn lane_arrived(&mut self, established: Established, stream: Stream, early: Vec<u8>) {
+        if established.generation > 0 {
+            return self.lane_came_back(established, RawLane { stream, early });
+        }
         let key = (established.peer_id, established.connection);
         let lane = usize::from(established.lane);
         let lanes = usize::from(established.lanes);
@@ -237,11 +242,35 @@ impl ControlLoop {
         }
     }
 
+    /// A lane of a connection that is here has a new stream.
+    fn lane_came_back(&mut self, established: Established, raw: RawLane) {
+        let link = self.link_of(&established);
+        if link.is_none() {
+            return;
+        }
+        self.joined(Joined {
+            dialled: None,
+            rejoins: link,
+            established,
+            lanes: vec![raw],
+            deadline: Instant::now() + HANDSHAKE_TIME,
+        });
+    }
+
+    /// The link that a lane which comes back belongs to.
+    pub(super) fn link_of(&self, lane: &Established) -> Option<Arc<dyn Link>> {
+        let peer = self.core.peer_by_id(lane.peer_id)?;
+        let links = peer.links().into_iter();
+        let mut links = links.filter(|link| link.was_accepted() && !link.is_dead());
+        links.find(|l| l.number() == Some(lane.connection) && l.lanes() == usize::from(lane.lanes))
+    }
+
     fn connection_arrived(&mut self, arrived: Arriving) {
         let lanes = arrived.lanes.into_iter().flatten();
         let lanes = lanes.map(|(stream, early)| RawLane { stream, early });
         self.joined(Joined {
             dialled: None,
+            rejoins: None,
             established: arrived.established,
             lanes: lanes.collect(),
             deadline: Instant::now() + self.core.context().config.connect_timeout(),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tcpx_proto::frame::down::{Ending, StreamId};
 use tcpx_proto::lane::ChunkId;
 
 use super::Connection;
@@ -18,20 +19,32 @@ pub(super) enum Event {
     Failed(ChunkRef, Error),
     /// No chunk of this run may be moved any more.
     Dead(Arc<Run>, Error),
-    /// A notification, with the WRITE chunk that it rode along with.
+    /// The notification that a WRITE chunk has brought.
     Notified {
         message: Vec<u8>,
-        with: Option<ChunkId>,
+        with: ChunkId,
         held: Option<Held>,
     },
-    /// A tagged message was announced.
-    Announced(Arrival, Option<Held>),
-    /// A tagged message of ours has ended at the peer.
-    Sent { transfer: u64, error: Option<Error> },
+    /// A message of the peer, with its number and its bytes on the wire.
+    Message(u32, usize, Message),
+    /// The peer has the messages before this number.
+    Received(u32),
     /// The peer wants to know that everything before this is dealt with.
     Ping(u64),
     /// The answer to a ping of ours.
     Pong(u64),
+}
+
+/// A message of the peer.
+pub(super) enum Message {
+    /// A notification.
+    Notified(Vec<u8>, Option<Held>),
+    /// A tagged message was announced.
+    Announced(Arrival, Option<Held>),
+    /// A tagged message of ours has ended at the peer.
+    Sent(u64, Option<Error>),
+    /// The peer has let go of a stream.
+    Down(StreamId, Vec<Ending>),
 }
 
 impl Connection {
@@ -51,20 +64,33 @@ impl Connection {
                 held,
             } => {
                 self.above.notified(&self.origin, message, held);
-                if let Some(id) = with {
-                    // Not before: a peer that knows the chunk's end knows that we have the message.
-                    lane.landed(id, None);
-                }
+                // Not before: a peer that knows the chunk's end knows that we have the message.
+                lane.landed(with, None);
             }
-            Event::Announced(arrival, held) => self.above.announced(self.link(), arrival, held),
-            Event::Sent { transfer, error } => self.above.sent(transfer, error),
-            Event::Ping(token) => lane.push_pong(token),
+            Event::Message(number, bytes, message) => {
+                self.deliver_message(lane, number, bytes, message);
+            }
+            Event::Received(next) => self.received(lane, next),
+            Event::Ping(token) => {
+                self.tell_received_now(lane);
+                lane.push_pong(token);
+            }
             Event::Pong(token) => self.pings.answered(token),
         }
     }
 
+    /// Delivers a message that is new.
+    pub(super) fn deliver_new(&self, message: Message) {
+        match message {
+            Message::Notified(message, held) => self.above.notified(&self.origin, message, held),
+            Message::Announced(arrival, held) => self.above.announced(self.link(), arrival, held),
+            Message::Sent(transfer, error) => self.above.sent(transfer, error),
+            Message::Down(stream, endings) => self.peer_let_go(stream, endings),
+        }
+    }
+
     /// Settles one chunk of a run.
-    fn settle(&self, run: &Run) {
+    pub(super) fn settle(&self, run: &Run) {
         if !run.settle(1) {
             return;
         }

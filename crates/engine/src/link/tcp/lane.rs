@@ -7,8 +7,10 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use tcpx_net::{Cursor, Stream, set_congestion_control};
+use tcpx_proto::frame::down::StreamId;
 use tcpx_proto::frame::{Header, Kind, Status};
 use tcpx_proto::lane::{self, ChunkId, Meaning, Violation};
 
@@ -17,9 +19,9 @@ use super::event::Event;
 use super::receive::{Ended, Received, Receiver};
 use super::send::{Answer, Sender, Sent};
 use crate::carrier::LetGo;
-use crate::carrier::comm::Comms;
-use crate::error::Error;
-use crate::link::{Caller, Context, Drive, LaneInfo};
+use crate::carrier::comm::{Comms, RawLane};
+use crate::error::{Error, LostCause};
+use crate::link::{Caller, Context, Drive, LaneInfo, Rejoined};
 use crate::log::limited;
 use crate::memory::Grant;
 use crate::sync::{Mutex, Rank};
@@ -37,6 +39,12 @@ pub(super) struct Books {
 
 /// One TCP stream of a connection.
 pub(crate) struct Lane {
+    /// Which lane it is, and how many streams that had before.
+    id: StreamId,
+    /// When the stream was lost, and why.
+    down: OnceLock<(Instant, LostCause)>,
+    /// This side has let go of the lost stream, or is about to.
+    apart: AtomicBool,
     pub(super) stream: Stream,
     local: SocketAddr,
     remote: SocketAddr,
@@ -120,13 +128,14 @@ pub(crate) struct Windows {
 
 impl Lane {
     pub(crate) fn new(
-        stream: Stream,
-        early: &[u8],
+        id: StreamId,
+        raw: RawLane,
         comms: Option<Comms>,
         windows: Windows,
         worker: Arc<dyn Caller>,
         context: &Context,
     ) -> Result<Self, Error> {
+        let RawLane { stream, early } = raw;
         let (comm_out, comm_in) = comms.map(Comms::open).transpose()?.unzip();
         let broken = |error| Error::io("a lane broke as it was made", error);
         let is_local = stream.is_local();
@@ -137,6 +146,9 @@ impl Lane {
         }
         let pool = &context.staging.pool;
         Ok(Self {
+            id,
+            down: OnceLock::new(),
+            apart: AtomicBool::new(false),
             local: stream.local_addr().map_err(broken)?,
             remote: stream.peer_addr().map_err(broken)?,
             is_local,
@@ -144,7 +156,7 @@ impl Lane {
             worker,
             token: OnceLock::new(),
             delivery: Mutex::new(Rank::Delivery, Vec::new()),
-            receiver: Mutex::new(Rank::LaneReceive, Receiver::new(early, pool, comm_in)),
+            receiver: Mutex::new(Rank::LaneReceive, Receiver::new(&early, pool, comm_in)),
             sender: Mutex::new(Rank::LaneSend, Sender::new(pool, comm_out)),
             books: Mutex::new(
                 Rank::LaneBooks,
@@ -170,6 +182,81 @@ impl Lane {
         })
     }
 
+    /// Makes the lane of a stream that takes the place of a lost one.
+    pub(super) fn rejoined(
+        rejoined: Rejoined,
+        windows: Windows,
+        context: &Context,
+    ) -> Result<Self, Error> {
+        let Rejoined {
+            stream: id,
+            raw,
+            comms,
+            worker,
+            ..
+        } = rejoined;
+        Self::new(id, raw, comms, windows, worker, context)
+    }
+
+    /// Which stream of the connection this is.
+    pub(super) fn id(&self) -> StreamId {
+        self.id
+    }
+
+    /// Position among the connection's lanes.
+    pub(super) fn index(&self) -> usize {
+        usize::from(self.id.lane)
+    }
+
+    /// Whether the stream is lost.
+    #[inline]
+    pub(super) fn is_down(&self) -> bool {
+        self.down.get().is_some()
+    }
+
+    /// Notes that the stream is lost; false if that is known.
+    pub(super) fn mark_down(&self, cause: LostCause) -> bool {
+        self.down.set((Instant::now(), cause)).is_ok()
+    }
+
+    /// Why the stream was lost.
+    pub(super) fn down_cause(&self) -> LostCause {
+        let down = self.down.get();
+        down.map_or(LostCause::LaneDropped, |(_, cause)| cause.clone())
+    }
+
+    /// For how long the stream has been lost.
+    pub(super) fn down_for(&self) -> Duration {
+        self.down.get().map_or(Duration::ZERO, |(at, _)| at.elapsed())
+    }
+
+    /// True for the one call that takes the lost lane apart.
+    pub(super) fn take_apart(&self) -> bool {
+        !self.apart.swap(true, Ordering::AcqRel)
+    }
+
+    /// Whether somebody takes the lost lane apart, or has.
+    pub(super) fn is_apart(&self) -> bool {
+        self.apart.load(Ordering::Acquire)
+    }
+
+    /// The peer's address.
+    pub(super) fn remote(&self) -> SocketAddr {
+        self.remote
+    }
+
+    /// This end's address.
+    pub(super) fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// The runs that wait for their chunks to be taken.
+    pub(super) fn queued_runs(&self) -> Vec<Arc<Run>> {
+        let books = self.books.lock();
+        let offers = books.lane.queued_offers();
+        offers.map(|Offered(run)| Arc::clone(run)).collect()
+    }
+
     /// Tells the peer, as far as it can hear that at once, why a connection is not made.
     pub(crate) fn say_goodbye(&self, reason: &str) {
         let mut frame = Vec::new();
@@ -179,9 +266,9 @@ impl Lane {
         self.stream.shutdown();
     }
 
-    pub(super) fn info(&self, index: usize) -> LaneInfo {
+    pub(super) fn info(&self) -> LaneInfo {
         LaneInfo {
-            index,
+            index: self.index(),
             local: self.local,
             remote: self.remote,
             bytes_sent: self.bytes_sent.load(Ordering::Relaxed),
@@ -261,30 +348,6 @@ impl Lane {
         self.mark_dirty();
     }
 
-    /// Queues a small frame, unless more than `limit` bytes of such frames wait: returns how many do.
-    pub(super) fn try_push_control(
-        &self,
-        limit: usize,
-        encode: impl FnOnce(&mut Vec<u8>),
-    ) -> Result<(), usize> {
-        let mut books = self.books.lock();
-        let queued = books.lane.queued();
-        if queued > limit {
-            return Err(queued);
-        }
-        books.lane.push_control(encode);
-        drop(books);
-        self.mark_dirty();
-        Ok(())
-    }
-
-    /// Queues a small frame that cannot be refused; returns the bytes of such frames that wait.
-    pub(super) fn push_owed(&self, encode: impl FnOnce(&mut Vec<u8>)) -> usize {
-        let owed = self.books.lock().lane.push_owed(encode);
-        self.mark_dirty();
-        owed
-    }
-
     /// Queues a ping. One that the peer would not allow is not sent: it has others to answer first.
     pub(super) fn push_ping(&self, token: u64) {
         let _ = self.books.lock().lane.push_ping(token);
@@ -306,12 +369,13 @@ impl Lane {
         self.mark_dirty();
     }
 
-    /// Queues a run, unless the connection has ended.
-    pub(super) fn push_run(&self, run: &Arc<Run>) {
-        // Given back when the lane is closed: whoever submits it finds that out.
-        if let Ok(()) = self.books.lock().lane.offer(Offered(Arc::clone(run))) {
+    /// Queues a run; false where the lane is closed.
+    pub(super) fn push_run(&self, run: &Arc<Run>) -> bool {
+        let queued = self.books.lock().lane.offer(Offered(Arc::clone(run)));
+        if queued.is_ok() {
             self.mark_dirty();
         }
+        queued.is_ok()
     }
 
     /// Says what a frame of the peer means.

@@ -1,5 +1,6 @@
 //! Noticing that a connection no longer moves.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -33,7 +34,7 @@ impl Liveness {
     }
 
     /// Returns for how long the lanes that are paused have received nothing.
-    fn paused_for(&mut self, lanes: &[Lane], passed: Duration) -> Duration {
+    fn paused_for(&mut self, lanes: &[Arc<Lane>], passed: Duration) -> Duration {
         self.stream = Stall::default();
         let paused = lanes.iter().filter(|lane| lane.is_paused());
         let received = paused.map(|lane| lane.bytes_received.load(Ordering::Relaxed));
@@ -45,7 +46,7 @@ impl Liveness {
     /// word.
     fn beside_stalled(
         &mut self,
-        lanes: &[Lane],
+        lanes: &[Arc<Lane>],
         passed: Duration,
         limit: Duration,
     ) -> Option<Duration> {
@@ -61,21 +62,27 @@ impl Connection {
     /// Looks whether a connection with work outstanding still moves; asks the peer for a sign of life
     /// and gives it up when none has come within `timeout`. Returns whether work is outstanding.
     pub(super) fn look_after(&self, now: Instant, timeout: Duration) -> bool {
-        if !self.above.is_waiting() && !self.lanes.iter().any(Lane::is_busy) {
+        if self.give_up_alone(now, timeout) {
+            return true;
+        }
+        let lanes = self.live_lanes();
+        let has_work = self.losses.lock().is_waiting() || self.messages.kept() > 0;
+        if !has_work && !self.above.is_waiting() && !lanes.iter().any(|lane| lane.is_busy()) {
             *self.liveness.lock() = Liveness::new();
             return false;
         }
-        let moved = self.lanes.iter().map(Lane::moved).sum();
+        let moved = lanes.iter().map(|lane| lane.moved()).sum::<u64>();
+        let moved = moved + self.retired.load(Ordering::Relaxed);
         let mut liveness = self.liveness.lock();
         let since_epoch = now.saturating_duration_since(liveness.epoch);
         let passed = liveness.silence.passed(since_epoch, timeout);
-        if self.lanes.iter().any(Lane::is_paused) {
-            let after = liveness.paused_for(&self.lanes, passed);
+        if lanes.iter().any(|lane| lane.is_paused()) {
+            let after = liveness.paused_for(&lanes, passed);
             drop(liveness);
             self.look_after_paused(after, timeout);
             return true;
         }
-        let beside = liveness.beside_stalled(&self.lanes, passed, timeout);
+        let beside = liveness.beside_stalled(&lanes, passed, timeout);
         let stalled = liveness.stream.look(Some(moved), passed);
         liveness.paused = Stall::default();
         drop(liveness);
@@ -87,10 +94,23 @@ impl Connection {
             self.end_with(Error::PeerSilent { peer, after });
         } else if stalled > Duration::ZERO {
             // A healthy peer answers even if it has nothing else to say.
-            for lane in &self.lanes {
+            for lane in &lanes {
                 lane.push_ping(0);
                 lane.call_worker();
             }
+        }
+        true
+    }
+
+    /// Looks after a connection that has lost all its lanes: it ends when none has come back within
+    /// `timeout`. Says whether it has none.
+    fn give_up_alone(&self, now: Instant, timeout: Duration) -> bool {
+        let Some((since, cause)) = self.lost.lock().alone.clone() else {
+            return false;
+        };
+        if now.saturating_duration_since(since) >= timeout {
+            let peer = self.above.name().to_owned();
+            self.end_with(Error::PeerLost { peer, cause });
         }
         true
     }
@@ -102,8 +122,9 @@ impl Connection {
     fn look_after_paused(&self, after: Duration, timeout: Duration) {
         if after < timeout / 2 {
             // In case nobody has called: room may also come from other peers.
-            let paused = self.lanes.iter().filter(|lane| lane.is_paused());
-            return paused.for_each(Lane::call_worker);
+            let lanes = self.live_lanes();
+            let paused = lanes.iter().filter(|lane| lane.is_paused());
+            return paused.for_each(|lane| lane.call_worker());
         }
         let cause = LostCause::NotTaken { after };
         let peer = self.above.name().to_owned();

@@ -8,8 +8,10 @@
 //! chunks from, the slot pool and the registry, and no lock of their own.
 
 mod event;
+mod failover;
 mod lane;
 mod liveness;
+mod messages;
 mod payload;
 mod ping;
 mod receive;
@@ -17,25 +19,31 @@ mod send;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use tcpx_net::Stream;
+use tcpx_proto::connection::Losses;
+use tcpx_proto::frame::down::StreamId;
 use tcpx_proto::frame::{Header, Kind, Status};
 use tcpx_proto::handshake::Established;
 use tcpx_proto::info::ConnectionInfo;
 
 pub(crate) use self::lane::{Lane, Windows};
+use self::failover::Lost;
 use self::liveness::Liveness;
+use self::messages::Messages;
 use self::ping::Pings;
-use self::receive::Ended;
-use super::{Above, Context, Drive, Driven, LaneInfo, Link, Origin, Share};
+use super::{
+    Above, Context, Drive, Driven, LaneInfo, Link, Origin, Rejoined, Share, Wanted, WantedStream,
+};
 use crate::carrier::{Allowance, LetGo};
-use crate::error::{Error, LostCause};
+use crate::error::{Error, LostCause, Misbehaviour};
 use crate::log::limited;
 use crate::sync::{Mutex, Rank};
-use crate::transfer::{Announcement, Run};
+use crate::transfer::{Announcement, ChunkRef, Run};
 
 /// System calls in each direction that a worker makes on a lane before others have their turn.
 const WORKER_BUDGET: usize = 32;
@@ -55,7 +63,17 @@ pub(crate) struct Connection {
     origin: Arc<Origin>,
     /// What the peer may make the session keep.
     share: Arc<Share>,
-    lanes: Box<[Lane]>,
+    /// The lanes, each with its newest stream.
+    lanes: ArcSwap<Vec<Arc<Lane>>>,
+    windows: Windows,
+    messages: Messages,
+    /// Streams that were lost, and the WRITE chunks that were in flight on them.
+    losses: Mutex<Losses<ChunkRef>>,
+    lost: Mutex<Lost>,
+    /// The next generation of a stream that we make, whichever the lane.
+    next_generation: AtomicU32,
+    /// Bytes that moved on streams that were lost.
+    retired: AtomicU64,
     /// Chunks that the peer may have in flight on a lane.
     own_window: usize,
     /// Acknowledgements go out at the latest after this many chunks, to keep the peer's window moving.
@@ -113,8 +131,10 @@ impl Connection {
         context: Arc<Context>,
         above: Arc<dyn Above>,
         established: Established,
+        windows: Windows,
         lanes: Vec<Lane>,
     ) -> Arc<Self> {
+        let lanes: Vec<_> = lanes.into_iter().map(Arc::new).collect();
         let own_window = context.config.window();
         let claim = (!established.owners.is_empty()).then(|| established.clone());
         let origin = Origin::new(above.name(), claim);
@@ -126,8 +146,14 @@ impl Connection {
             origin,
             share: Arc::clone(above.share()),
             above,
+            windows,
+            messages: Messages::new(&lanes[0]),
+            losses: Mutex::new(Rank::Leaf, Losses::new(lanes.len())),
+            lost: Mutex::new(Rank::Leaf, Lost::default()),
+            next_generation: AtomicU32::new(1),
+            retired: AtomicU64::new(0),
             established,
-            lanes: lanes.into(),
+            lanes: ArcSwap::from_pointee(lanes),
             end: OnceLock::new(),
             pings: Pings::new(),
             pause: Pause::new(),
@@ -147,14 +173,20 @@ impl Connection {
     }
 
     fn start_lanes(&self) -> std::io::Result<()> {
-        for (index, lane) in self.lanes.iter().enumerate() {
-            let connection = self.this();
-            let token = lane
-                .worker
-                .add(Arc::new(DrivenLane { connection, index }))?;
-            lane.token.set(token).expect("a connection is started once");
+        for lane in self.lanes.load().iter() {
+            self.start_lane(lane)?;
             lane.call_worker();
         }
+        Ok(())
+    }
+
+    fn start_lane(&self, lane: &Arc<Lane>) -> std::io::Result<()> {
+        let driven = DrivenLane {
+            connection: self.this(),
+            lane: Arc::clone(lane),
+        };
+        let token = lane.worker.add(Arc::new(driven))?;
+        lane.token.set(token).expect("a lane is started once");
         Ok(())
     }
 
@@ -168,52 +200,6 @@ impl Connection {
 
     fn has_ended(&self) -> bool {
         self.end.get().is_some()
-    }
-
-    /// Queues a small frame on the first lane, which keeps such frames in order, and sends it if that is
-    /// possible at once.
-    fn control(&self, encode: impl FnOnce(&mut Vec<u8>)) {
-        self.lanes[0].push_control(encode);
-        self.send_control();
-    }
-
-    /// As [`Connection::control`], for a frame that the peer causes and that cannot be refused. A peer
-    /// that never reads such frames loses its connection.
-    fn control_owed(&self, encode: impl FnOnce(&mut Vec<u8>)) {
-        let bytes = self.lanes[0].push_owed(encode);
-        if bytes > self.context.quota.of_a_peer() {
-            let peer = self.above.name().to_owned();
-            let cause = LostCause::NotReading { bytes };
-            self.end_with(Error::PeerLost { peer, cause });
-        }
-        self.send_control();
-    }
-
-    fn send_control(&self) {
-        let lane = &self.lanes[0];
-        self.context.control.stay_awake();
-        self.check(lane.pump(self, 1));
-        // What was waiting before it may have begun to move.
-        if lane.is_unfinished() {
-            lane.call_worker();
-        }
-    }
-
-    fn send_notify(&self, transfer: u64, message: &[u8]) {
-        let header = Header {
-            payload: message.len() as u64,
-            ..Header::new(Kind::Notify, transfer)
-        };
-        let encode = |out: &mut Vec<u8>| {
-            header.encode(out);
-            out.extend_from_slice(message);
-        };
-        if transfer == 0 {
-            // Its application was told when too many of them waited.
-            self.control(encode);
-        } else {
-            self.control_owed(encode);
-        }
     }
 
     fn behind(&self, queued: usize) -> Error {
@@ -231,10 +217,9 @@ impl Connection {
         }
     }
 
-    fn attend(&self, index: usize) -> Drive {
-        let lane = &self.lanes[index];
+    fn attend(&self, lane: &Lane) -> Drive {
         lane.attend();
-        let drive = self.drive(index, CALLER_BUDGET);
+        let drive = self.drive(lane, CALLER_BUDGET);
         // The caller may leave now, and what it has taken from the socket the worker never hears of.
         if lane.is_unfinished() && !lane.is_in_care() {
             lane.call_worker();
@@ -243,32 +228,32 @@ impl Connection {
     }
 
     /// Moves what can be moved on one lane without waiting.
-    fn drive(&self, index: usize, budget: usize) -> Drive {
-        let lane = &self.lanes[index];
+    fn drive(&self, lane: &Lane, budget: usize) -> Drive {
         let mut drive = match lane.fill(self, budget) {
             Ok(drive) => drive,
             Err(ended) => {
-                self.ended(ended);
+                self.lane_ended(lane, ended);
                 return Drive::default();
             }
         };
         if lane.is_unfinished() {
-            drive.progress |= self.check(lane.pump(self, budget));
+            drive.progress |= self.pump(lane, budget);
             drive.more |= lane.is_dirty();
         }
         drive
     }
 
-    fn least_loaded(&self) -> (usize, &Lane) {
-        self.lanes
-            .iter()
-            .enumerate()
-            .min_by_key(|(_, lane)| lane.load.load(Ordering::Relaxed))
-            .expect("a connection has at least one lane")
+    /// Sends what is waiting on a lane, as far as that is possible without waiting; says whether bytes
+    /// went out.
+    fn pump(&self, lane: &Lane, budget: usize) -> bool {
+        lane.pump(self, budget).unwrap_or_else(|ended| {
+            self.lane_ended(lane, ended);
+            false
+        })
     }
 
     fn let_go_of(&self, which: LetGo<'_>) {
-        for lane in &self.lanes {
+        for lane in self.lanes.load().iter() {
             let outcome = lane.let_go(which);
             let refused = match which {
                 LetGo::Revoked(allowance) => allowance.refused(),
@@ -292,39 +277,22 @@ impl Connection {
     }
 
     fn shut(&self) {
-        for lane in &self.lanes {
+        for lane in self.lanes.load().iter() {
             lane.stream.shutdown();
         }
         self.context.control.reap(self.link());
     }
 
-    fn check(&self, result: Result<bool, Ended>) -> bool {
-        result.unwrap_or_else(|ended| {
-            self.ended(ended);
-            false
-        })
-    }
-
-    fn ended(&self, ended: Ended) {
+    /// Ends the connection of a peer that broke the protocol.
+    fn end_misbehaved(&self, what: Misbehaviour) {
         let peer = self.above.name().to_owned();
-        let error = match ended {
-            Ended::Lost(cause @ LostCause::NotificationTooLong { .. }) => {
-                // The peer has done nothing wrong: it is told.
-                let reason = cause.to_string();
-                return self.close(&reason, Error::PeerLost { peer, cause });
-            }
-            Ended::Lost(cause) => Error::PeerLost { peer, cause },
-            Ended::Misbehaved(what) => {
-                limited!(
-                    WARN,
-                    peer,
-                    %what,
-                    "a peer broke the protocol, its connection is closed"
-                );
-                Error::PeerMisbehaved { peer, what }
-            }
-        };
-        self.end_with(error);
+        limited!(
+            WARN,
+            peer,
+            %what,
+            "a peer broke the protocol, its connection is closed"
+        );
+        self.end_with(Error::PeerMisbehaved { peer, what });
     }
 }
 
@@ -337,31 +305,8 @@ impl Link for Connection {
     /// The first chunk leaves from this thread as far as the kernel takes it at once, so that it is on
     /// its way before a worker is awake; the rest is the workers' to do.
     fn submit(&self, run: &Arc<Run>) {
-        let (first, lane) = if run.in_order {
-            (0, &self.lanes[0])
-        } else {
-            self.least_loaded()
-        };
-        run.lane.store(first, Ordering::Relaxed);
-        lane.push_run(run);
-        self.check(lane.pump(self, 1));
-        if lane.is_unfinished() {
-            lane.call_worker();
-        }
-        let others = self
-            .lanes
-            .iter()
-            .enumerate()
-            .filter(|(index, _)| *index != first);
-        for (_, lane) in others.take(run.plan.len() - 1) {
-            lane.push_run(run);
-            lane.call_worker();
-        }
+        self.offer(run);
         self.context.control.stay_awake();
-        if let Some(error) = self.end.get() {
-            // Chunks in flight are failed by whoever takes the connection apart.
-            run.fail_now(error.clone());
-        }
     }
 
     fn notify(&self, transfer: u64, message: &[u8]) {
@@ -369,22 +314,13 @@ impl Link for Connection {
     }
 
     fn try_notify(&self, message: &[u8]) -> Result<(), Error> {
-        let header = Header {
-            payload: message.len() as u64,
-            ..Header::new(Kind::Notify, 0)
-        };
-        let limit = self.context.quota.of_a_peer();
-        let pushed = self.lanes[0].try_push_control(limit, |out| {
-            header.encode(out);
-            out.extend_from_slice(message);
-        });
-        pushed.map_err(|queued| self.behind(queued))?;
-        self.send_control();
+        self.check_keeps_up()?;
+        self.send_notify(0, message);
         Ok(())
     }
 
     fn check_keeps_up(&self) -> Result<(), Error> {
-        let queued = self.lanes[0].books.lock().lane.queued();
+        let queued = self.messages.kept();
         if queued > self.context.quota.of_a_peer() {
             return Err(self.behind(queued));
         }
@@ -395,7 +331,7 @@ impl Link for Connection {
         let mut frame = Vec::new();
         let copies = &self.context.copies;
         copies.guarded(|| message.encode(&mut frame));
-        self.control(|out| out.append(&mut frame));
+        self.message(|out| out.append(&mut frame));
     }
 
     fn send_done(&self, transfer: u64, status: Status, text: &str) {
@@ -403,17 +339,20 @@ impl Link for Connection {
             flags: status as u8,
             ..Header::new(Kind::SendDone, transfer)
         };
-        self.control_owed(|out| header.encode_with_text(out, text));
+        self.message_owed(|out| header.encode_with_text(out, text));
     }
 
     fn drive_for(&self, run: &Run) {
+        let lanes = self.lanes.load();
         if run.is_short() {
-            self.attend(run.lane.load(Ordering::Relaxed));
+            if let Some(lane) = lanes.get(run.lane.load(Ordering::Relaxed)) {
+                self.attend(lane);
+            }
         } else if self.context.config.workers() == 1 && self.pause.is_over() {
             // With more workers the lanes are better driven in parallel by them.
             let mut drive = Drive::default();
-            for index in 0..self.lanes.len() {
-                drive |= self.attend(index);
+            for lane in lanes.iter() {
+                drive |= self.attend(lane);
             }
             if !drive.progress {
                 self.pause.begin();
@@ -422,26 +361,63 @@ impl Link for Connection {
     }
 
     fn drive_control(&self) {
-        self.attend(0);
+        if let Some(lane) = self.lanes.load().get(self.messages.carrier()) {
+            self.attend(lane);
+        }
     }
 
     fn needs_this_core(&self, run: &Run) -> bool {
-        run.is_short() && self.lanes[run.lane.load(Ordering::Relaxed)].needs_this_core()
+        run.is_short() && {
+            let lanes = self.lanes.load();
+            let lane = lanes.get(run.lane.load(Ordering::Relaxed));
+            lane.is_some_and(|lane| lane.needs_this_core())
+        }
     }
 
     fn hand_over(&self) {
-        for lane in &self.lanes {
+        for lane in self.lanes.load().iter() {
             lane.call_worker();
         }
     }
 
     fn lanes(&self) -> usize {
-        self.lanes.len()
+        self.lanes.load().len()
     }
 
     fn lane_infos(&self) -> Vec<LaneInfo> {
-        let lanes = self.lanes.iter().enumerate();
-        lanes.map(|(index, lane)| lane.info(index)).collect()
+        self.lanes.load().iter().map(|lane| lane.info()).collect()
+    }
+
+    fn number(&self) -> Option<u64> {
+        Some(self.established.connection)
+    }
+
+    fn recover(&self) -> Vec<Wanted> {
+        Self::recover(self)
+    }
+
+    fn wanted_stream(&self, lane: usize) -> Option<WantedStream> {
+        let lanes = self.lanes.load();
+        let lost = lanes.get(lane)?;
+        if self.has_ended() || !lost.is_down() {
+            return None;
+        }
+        let generation = self.next_generation.fetch_add(1, Ordering::Relaxed);
+        Some(WantedStream {
+            connection: self.established.connection,
+            id: StreamId {
+                lane: lane as u16,
+                generation,
+            },
+            lanes: lanes.len(),
+            local: lost.local().ip(),
+            remote: lost.remote(),
+            is_last: lanes.iter().all(|lane| lane.is_down()),
+        })
+    }
+
+    fn adopt(&self, rejoined: Rejoined) -> bool {
+        Self::adopt(self, rejoined)
     }
 
     fn round_trip(&self, lane: usize, timeout: Duration) -> Result<Duration, Error> {
@@ -491,8 +467,10 @@ impl Link for Connection {
             return;
         }
         let header = Header::new(Kind::Goodbye, 0);
-        self.lanes[0].push_control(|out| header.encode_with_text(out, reason));
-        self.check(self.lanes[0].pump(self, 4));
+        if let Some(lane) = self.lanes.load().get(self.messages.carrier()) {
+            lane.push_control(|out| header.encode_with_text(out, reason));
+            self.pump(lane, 4);
+        }
         self.shut();
     }
 
@@ -500,28 +478,46 @@ impl Link for Connection {
         self.end_with(error);
     }
 
+    fn give_up(&self) {
+        let alone = self.lost.lock().alone.clone();
+        if let Some((_, cause)) = alone {
+            let peer = self.above.name().to_owned();
+            self.end_with(Error::PeerLost { peer, cause });
+        }
+    }
+
     fn drain(&self) {
         let Some(error) = self.end.get() else { return };
-        for lane in &self.lanes {
+        let fail = |chunk: ChunkRef| {
+            chunk.run.fail_now(error.clone());
+            if chunk.run.settle(1) {
+                chunk.run.conclude_failed();
+            }
+        };
+        for lane in self.lanes.load().iter() {
             lane.sender.lock().close();
-            let receiving = lane.receiver.lock().close();
+            let receiving = lane.receiver.lock().close(self);
             // What was received before is being delivered.
             drop(lane.delivery.lock());
             let remains = lane.books.lock().lane.close();
             for run in remains.offers {
                 run.0.fail_now(error.clone());
             }
-            for chunk in remains.chunks.into_iter().chain(receiving) {
-                chunk.run.fail_now(error.clone());
-                if chunk.run.settle(1) {
-                    chunk.run.conclude_failed();
-                }
-            }
+            let receiving = receiving.into_iter().map(|(chunk, _)| chunk);
+            let chunks = remains.reads.into_iter().chain(remains.writes);
+            chunks.chain(receiving).for_each(fail);
         }
+        let unknown = self.losses.lock().end();
+        unknown.into_iter().for_each(fail);
+        let parked = std::mem::take(&mut self.lost.lock().parked);
+        for run in parked {
+            run.fail_now(error.clone());
+        }
+        self.messages.close();
     }
 
     fn reap(&self) {
-        for lane in &self.lanes {
+        for lane in self.lanes.load().iter() {
             if let Some(token) = lane.token.get() {
                 lane.worker.remove(*token, &lane.stream);
             }
@@ -530,7 +526,7 @@ impl Link for Connection {
         // From here on nothing of it touches memory.
         let link = self.link();
         self.context.remove_link(&link);
-        self.pings.end();
+        self.pings.changed();
         let error = self.end.get().cloned().unwrap_or(Error::Closed);
         limited!(DEBUG, peer = self.above.name(), %error, "connection ended");
         self.above.lost(&link, &error);
@@ -540,22 +536,22 @@ impl Link for Connection {
 /// One lane, as the thread that drives it knows it.
 struct DrivenLane {
     connection: Arc<Connection>,
-    index: usize,
+    lane: Arc<Lane>,
 }
 
 impl DrivenLane {
     fn lane(&self) -> &Lane {
-        &self.connection.lanes[self.index]
+        &self.lane
     }
 }
 
 impl Driven for DrivenLane {
     fn work(&self) -> Drive {
-        self.connection.drive(self.index, WORKER_BUDGET)
+        self.connection.drive(&self.lane, WORKER_BUDGET)
     }
 
     fn is_dead(&self) -> bool {
-        self.connection.has_ended()
+        self.lane.is_down() || self.connection.has_ended()
     }
 
     fn stream(&self) -> &Stream {

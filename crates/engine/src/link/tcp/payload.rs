@@ -3,6 +3,7 @@
 use tcpx_proto::frame::{Header, Kind, Status};
 use tcpx_proto::lane::ChunkId;
 
+use super::Connection;
 use crate::carrier::Way;
 use crate::carrier::comm::Target;
 use crate::error::Error;
@@ -73,7 +74,8 @@ impl Incoming {
             Sink::Regions { .. } | Sink::Run(_) => true,
             Sink::Failed(..) | Sink::Refused { .. } => false,
             Sink::Nowhere(_) | Sink::Message { .. } => match self.header.kind {
-                Kind::Write | Kind::Notify | Kind::Send => true,
+                // Numbered messages stay in their order.
+                Kind::Write | Kind::Notify | Kind::Send | Kind::SendDone | Kind::LaneDown => true,
                 Kind::Ping => self.header.transfer != 0,
                 _ => false,
             },
@@ -93,10 +95,16 @@ impl Incoming {
         };
     }
 
-    /// The chunk of ours that is settled with this frame.
-    pub(super) fn into_chunk(self) -> Option<ChunkRef> {
+    /// The chunk of ours that is settled with this frame, and why it has failed if it has.
+    pub(super) fn into_chunk(self, connection: &Connection) -> Option<(ChunkRef, Option<Error>)> {
         match self.sink {
-            Sink::Run(chunk) | Sink::Failed(chunk, _) | Sink::Refused { chunk, .. } => Some(chunk),
+            Sink::Run(chunk) => Some((chunk, None)),
+            Sink::Failed(chunk, error) => Some((chunk, Some(error))),
+            Sink::Refused {
+                chunk,
+                status,
+                text,
+            } => Some((chunk, Some(connection.refused(status, &text)))),
             Sink::Regions { .. } | Sink::Message { .. } | Sink::Nowhere(_) => None,
         }
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Connection;
+use super::lane::Lane;
 use crate::link;
 use crate::sync::{Condvar, Mutex, Rank};
 use crate::transfer::deadline;
@@ -42,9 +43,9 @@ impl Pings {
         self.changed.notify_all();
     }
 
-    /// Wakes everybody who waits, after the connection has ended.
-    pub(super) fn end(&self) {
-        // With the lock: whoever waits either sees the end or is woken.
+    /// Wakes everybody who waits, after the connection has ended or lost a lane.
+    pub(super) fn changed(&self) {
+        // With the lock: whoever waits either sees it or is woken.
         drop(self.waiting.lock());
         self.changed.notify_all();
     }
@@ -53,15 +54,15 @@ impl Pings {
 impl Connection {
     /// Sends a ping on a lane and waits for the answer.
     pub(super) fn ping(&self, index: usize, timeout: Duration) -> Option<Duration> {
-        let lane = self.lanes.get(index)?;
+        let lane = self.lanes.load().get(index).cloned()?;
         let token = self.pings.begin();
         let start = Instant::now();
         let until = deadline(timeout);
         lane.push_ping(token);
-        self.check(lane.pump(self, 1));
+        self.pump(&lane, 1);
         lane.call_worker();
         let mut waiting = self.pings.waiting.lock();
-        while waiting.get(&token) == Some(&None) && !self.has_ended() {
+        while waiting.get(&token) == Some(&None) && !self.has_ended() && !lane.is_down() {
             let changed = &self.pings.changed;
             if changed.wait_until(&mut waiting, until).timed_out() {
                 break;
@@ -71,20 +72,24 @@ impl Connection {
         Some(answered.duration_since(start))
     }
 
-    /// Puts a ping on each lane, behind everything that waits to leave there.
-    pub(super) fn put_mark(&self) -> Mark {
-        let pings = self.lanes.iter().map(|lane| {
+    /// Puts a ping on each lane that is there, behind everything that waits to leave on it.
+    fn push_marks(&self) -> Vec<(Arc<Lane>, u64)> {
+        let marked = self.live_lanes().into_iter().map(|lane| {
             let ping = self.pings.begin();
             lane.push_mark(ping);
-            self.check(lane.pump(self, 1));
+            self.pump(&lane, 1);
             lane.call_worker();
-            ping
+            (lane, ping)
         });
-        let pings = pings.collect();
+        let marked = marked.collect();
         self.context.control.stay_awake();
+        marked
+    }
+
+    pub(super) fn put_mark(&self) -> Mark {
         Mark {
             connection: self.this(),
-            pings,
+            pings: Mutex::new(Rank::Pings, self.push_marks()),
         }
     }
 }
@@ -92,14 +97,29 @@ impl Connection {
 /// A ping on each lane of a connection, behind everything that waited to leave there when it was made.
 pub(super) struct Mark {
     connection: Arc<Connection>,
-    /// The pings' numbers.
-    pings: Vec<u64>,
+    /// The lanes and their pings' numbers.
+    pings: Mutex<Vec<(Arc<Lane>, u64)>>,
 }
 
 impl link::Mark for Mark {
     fn is_reached(&self) -> bool {
-        let waiting = self.connection.pings.waiting.lock();
-        let is_answered = |ping| waiting.get(ping) != Some(&None);
-        self.connection.has_ended() || self.pings.iter().all(is_answered)
+        let connection = &self.connection;
+        if connection.has_ended() {
+            return true;
+        }
+        let mut pings = self.pings.lock();
+        if pings.is_empty() || pings.iter().any(|(lane, _)| lane.is_down()) {
+            // What was to leave on a lost lane leaves on another one: the mark goes behind it.
+            if !connection.is_settled() {
+                return false;
+            }
+            for (_, ping) in pings.drain(..) {
+                connection.pings.waiting.lock().remove(&ping);
+            }
+            *pings = connection.push_marks();
+            return false;
+        }
+        let waiting = connection.pings.waiting.lock();
+        pings.iter().all(|(_, ping)| waiting.get(ping) != Some(&None))
     }
 }

@@ -217,8 +217,9 @@ impl Receiver {
         outcome
     }
 
-    /// Gives up; returns the chunks of ours that were being settled.
-    pub(super) fn close(&mut self) -> Vec<ChunkRef> {
+    /// Gives up; returns the chunks of ours that were being settled, with why they have failed where they
+    /// have.
+    pub(super) fn close(&mut self, connection: &Connection) -> Vec<(ChunkRef, Option<Error>)> {
         self.closed = true;
         self.held = None;
         let mut payloads: Vec<_> = self.carriers.each().flat_map(|c| c.close()).collect();
@@ -228,7 +229,7 @@ impl Receiver {
         }
         payloads
             .into_iter()
-            .filter_map(Incoming::into_chunk)
+            .filter_map(|payload| payload.into_chunk(connection))
             .collect()
     }
 
@@ -515,6 +516,7 @@ impl Receiver {
             Meaning::Ping(0) => events.push(Event::Ping(0)),
             Meaning::Ping(_) => {}
             Meaning::Pong(token) => events.push(Event::Pong(token)),
+            Meaning::Received(next) => events.push(Event::Received(next)),
             // Without room for it, nobody will look for it.
             Meaning::Message if self.held.is_none() && cost(&header).is_some() => {}
             Meaning::Message => {
@@ -559,9 +561,11 @@ impl Receiver {
     }
 }
 
-/// Why a lane, and with it the connection, has ended.
+/// Why a lane has ended, and whether the connection has.
 #[derive(Debug)]
 pub(super) enum Ended {
+    /// The stream is broken: the connection goes on.
+    Broken(LostCause),
     Lost(LostCause),
     Misbehaved(Misbehaviour),
 }
@@ -574,7 +578,11 @@ impl Ended {
 
 impl From<io::Error> for Ended {
     fn from(error: io::Error) -> Self {
-        Self::Lost(error.into())
+        // Memory that cannot be read is not the stream's fault, and would break the next one, too.
+        match Fault::is_in(&error) {
+            true => Self::Lost(error.into()),
+            false => Self::Broken(error.into()),
+        }
     }
 }
 

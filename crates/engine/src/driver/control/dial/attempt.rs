@@ -10,6 +10,7 @@ use tcpx_proto::handshake::{
 };
 use tcpx_proto::info::ConnectionInfo;
 
+use crate::driver::control::rejoin::Rejoin;
 use crate::driver::control::{HANDSHAKE_TIME, Inbound, random, send_all};
 use crate::error::{self, AttemptCause};
 use crate::peers::{PeerShared, Route, Routes, SessionCore};
@@ -38,10 +39,12 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const MAX_SYNS: u32 = 8;
 
 /// An attempt to connect to a peer on all lanes.
-pub(super) struct Attempt {
+pub(in crate::driver::control) struct Attempt {
     pub(super) peer: Arc<PeerShared>,
     info: ConnectionInfo,
     connection: u64,
+    /// The lost lane that the attempt is for, if it is not for a whole connection.
+    pub(in crate::driver::control) rejoin: Option<Rejoin>,
     routes: Routes,
     /// A route that has led to the peer: the first choice of lanes whose own route fails.
     good: Option<usize>,
@@ -188,6 +191,7 @@ impl Attempt {
         Self {
             peer,
             connection,
+            rejoin: None,
             good: None,
             lanes: lanes.collect(),
             deadline,
@@ -196,6 +200,32 @@ impl Attempt {
             info,
             failures: Vec::new(),
         }
+    }
+
+    /// Makes the attempt at a new stream for a lane that was lost.
+    pub(in crate::driver::control) fn rejoin(
+        peer: Arc<PeerShared>,
+        info: ConnectionInfo,
+        rejoin: Rejoin,
+        routes: Routes,
+        limit: Duration,
+    ) -> Self {
+        let connection = rejoin.wanted.connection;
+        let mut attempt = Self::new(peer, info, connection, routes, 1, limit);
+        attempt.rejoin = Some(rejoin);
+        attempt
+    }
+
+    /// Returns what a lane's first message says of it.
+    fn lane_hello(&self, lane: usize, window: NonZeroU32, port: u16) -> LaneHello {
+        let (lane, lanes, generation) = match &self.rejoin {
+            None => (lane as u16, self.lanes.len(), 0),
+            Some(Rejoin { wanted, .. }) => (wanted.id.lane, wanted.lanes, wanted.id.generation),
+        };
+        LaneHello::new(self.connection, lane, lanes as u16, window)
+            .expect("a lane is one of at most 64")
+            .again(generation)
+            .listening_at(port)
     }
 
     /// Returns the route that a lane is on.
@@ -292,14 +322,13 @@ impl Attempt {
         core: &SessionCore,
         offer: Offer,
     ) -> Result<bool, LaneError> {
-        let lanes = self.lanes.len();
         let state = std::mem::replace(&mut self.lanes[lane].state, LaneState::Idle);
         let state = match state {
             LaneState::Connecting { first, again } => match connected(first, again)? {
                 Ok(stream) => {
                     let dialing = &mut self.lanes[lane];
                     dialing.deadline = dialing.route_until.unwrap_or(dialing.deadline);
-                    self.greet(lane, lanes, stream, core, offer)?
+                    self.greet(lane, stream, core, offer)?
                 }
                 Err(connecting) => connecting,
             },
@@ -321,15 +350,15 @@ impl Attempt {
     fn greet(
         &self,
         lane: usize,
-        lanes: usize,
         stream: Stream,
         core: &SessionCore,
         offer: Offer,
     ) -> Result<LaneState, LaneError> {
         let window =
             NonZeroU32::new(core.context().config.window() as u32).unwrap_or(NonZeroU32::MIN);
-        let hello = LaneHello::new(self.connection, lane as u16, lanes as u16, window)
-            .expect("a lane is one of at most 64");
+        let ip = stream.local_addr()?.ip();
+        let listening = core.parts.addresses.iter().find(|a| a.ip() == ip);
+        let hello = self.lane_hello(lane, window, listening.map_or(0, |a| a.port()));
         let mut client = Box::new(Client::new(ClientConfig {
             identity: core.parts.identity.clone(),
             target: &self.info,

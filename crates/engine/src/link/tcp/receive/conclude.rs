@@ -1,6 +1,7 @@
 //! What follows once the payload of a frame has landed.
 
-use tcpx_proto::frame::{FLAG_INLINE, Header, Kind, Status, Table};
+use tcpx_proto::frame::down::{self, StreamId};
+use tcpx_proto::frame::{FLAG_INLINE, HEADER_BYTES, Header, Kind, Status, Table};
 
 use tcpx_proto::lane::Landing;
 
@@ -9,7 +10,7 @@ use crate::carrier::Over;
 use crate::error::LostCause;
 use crate::link::Held;
 use crate::link::tcp::Connection;
-use crate::link::tcp::event::Event;
+use crate::link::tcp::event::{Event, Message};
 use crate::link::tcp::lane::Lane;
 use crate::link::tcp::payload::{Incoming, Sink};
 use crate::memory::Refusal;
@@ -78,7 +79,7 @@ impl Receiver {
                 match notification {
                     Some(message) => events.push(Event::Notified {
                         message,
-                        with: Some(id),
+                        with: id,
                         held: payload.held,
                     }),
                     None => self.replies = lane.landed(id, None),
@@ -119,33 +120,34 @@ fn conclude_message(
     connection: &Connection,
     events: &mut Vec<Event>,
 ) -> Result<(), Ended> {
-    match header.kind {
-        Kind::Notify => events.push(Event::Notified {
-            message: bytes,
-            with: None,
-            held,
-        }),
+    let count = HEADER_BYTES + middle.len() + bytes.len();
+    let message = match header.kind {
+        Kind::Notify => Message::Notified(bytes, held),
         Kind::Send => {
             let (table, tag) = middle.split_at(header.table_bytes());
             let table = Table::decode(&header, table).map_err(Ended::misbehaved)?;
             let inline = (header.flags & FLAG_INLINE != 0).then_some(bytes);
-            let arrival = Arrival::new(header.transfer, tag, &table, inline);
-            events.push(Event::Announced(arrival, held));
+            Message::Announced(
+                Arrival::new(header.transfer, tag, &table, inline),
+                held,
+            )
         }
         Kind::SendDone => {
             let status = Status::from_u8(header.flags);
             let error = (status != Status::Ok).then(|| connection.refused(status, &bytes));
-            events.push(Event::Sent {
-                transfer: header.transfer,
-                error,
-            });
+            Message::Sent(header.transfer, error)
+        }
+        Kind::LaneDown => {
+            let endings = down::decode(&bytes).map_err(Ended::misbehaved)?;
+            Message::Down(StreamId::from_transfer(header.transfer), endings)
         }
         Kind::Goodbye => {
             let text = String::from_utf8_lossy(&bytes).into_owned();
             return Err(Ended::Lost(LostCause::Goodbye(text)));
         }
-        _ => {}
-    }
+        _ => return Ok(()),
+    };
+    events.push(Event::Message(header.seq, count, message));
     Ok(())
 }
 

@@ -1,0 +1,330 @@
+//! New streams for lanes that were lost, and the question whether a peer still exists.
+//!
+//! The side that made a connection makes the new streams, at once and then again with growing pauses,
+//! for as long as the connection lives. The other side waits for them; when it has no lane left it looks
+//! whether anybody listens where its peer did: a peer whose process has ended is given up at once.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tcpx_net::Stream;
+use tcpx_proto::handshake::{Client, ClientConfig, HandshakeError, LaneHello, RejectCode};
+use tcpx_proto::info::{ConnectionInfo, Secret};
+
+use super::comms::Joined;
+use super::dial::Attempt;
+use super::{ControlLoop, Inbound, Tokens, random, send_all};
+use crate::carrier::comm::Comms;
+use crate::driver::addresses::socket_options;
+use crate::error::{AttemptCause, Error, LostCause};
+use crate::link::{Link, Wanted, WantedStream, is_same_link};
+use crate::log::limited;
+use crate::peers::{PeerShared, Route, Routes};
+
+/// How long a stream may take to be made before the next attempt.
+const ATTEMPT_TIME: Duration = Duration::from_secs(2);
+
+/// How long the first pause between two attempts is, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long a peer has to answer whether it exists.
+const PROBE_TIME: Duration = Duration::from_secs(1);
+
+/// A lane that is to get a new stream.
+#[derive(Clone)]
+pub(super) struct Rejoin {
+    pub(super) link: Arc<dyn Link>,
+    pub(super) wanted: WantedStream,
+    /// How often that was tried in vain.
+    tries: u32,
+}
+
+/// A lane that is tried again later.
+struct Later {
+    at: Instant,
+    link: Arc<dyn Link>,
+    lane: usize,
+    tries: u32,
+}
+
+/// A question to the address where a peer has listened.
+struct Probe {
+    link: Arc<dyn Link>,
+    stream: Stream,
+    client: Option<Box<Client>>,
+    inbound: Inbound,
+    until: Instant,
+}
+
+#[derive(Default)]
+pub(super) struct Rejoins {
+    later: Vec<Later>,
+    probes: Tokens<Probe>,
+}
+
+impl Rejoins {
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let later = self.later.iter().map(|later| later.at);
+        later
+            .chain(self.probes.values().map(|probe| probe.until))
+            .min()
+    }
+
+    pub(super) fn has(&self, token: u64) -> bool {
+        self.probes.contains_key(&token)
+    }
+}
+
+/// How long the pause is after so many attempts in vain. Random by a half, so that lanes that were lost
+/// together do not come back together for ever.
+fn pause_after(tries: u32) -> Duration {
+    let pause = (FIRST_PAUSE * 2u32.pow(tries.min(8))).min(LONGEST_PAUSE);
+    let [byte] = random().unwrap_or([0]);
+    pause + pause * u32::from(byte) / 512
+}
+
+impl ControlLoop {
+    /// A link has lost a lane.
+    pub(super) fn lane_lost(&mut self, link: &Arc<dyn Link>) {
+        for wanted in link.recover() {
+            match wanted {
+                Wanted::Stream(lane) if !self.is_rejoining(link, lane) => {
+                    self.rejoin(link, lane, 0);
+                }
+                Wanted::Stream(_) => {}
+                Wanted::SignOfLife(address) => self.probe(link, address),
+            }
+        }
+    }
+
+    fn is_rejoining(&self, link: &Arc<dyn Link>, lane: usize) -> bool {
+        let mut later = self.rejoins.later.iter();
+        later.any(|l| l.lane == lane && is_same_link(&l.link, link))
+            || self.dialing.rejoins().any(|rejoin| {
+                usize::from(rejoin.wanted.id.lane) == lane && is_same_link(&rejoin.link, link)
+            })
+    }
+
+    /// Makes a new stream for a lane.
+    fn rejoin(&mut self, link: &Arc<dyn Link>, lane: usize, tries: u32) {
+        let Some(wanted) = link.wanted_stream(lane) else {
+            return;
+        };
+        let peers = self.core.all_peers().into_iter();
+        let mut owners = peers.filter(|p| p.links().iter().any(|l| is_same_link(l, link)));
+        let Some((peer, info)) = owners.next().and_then(|p| p.info().map(|info| (p, info))) else {
+            return;
+        };
+        let home = Route {
+            local: Some(wanted.local),
+            remote: wanted.remote,
+        };
+        let mut routes = Routes {
+            all: vec![home],
+            preferred: 1,
+        };
+        if wanted.is_last {
+            let others = self.core.routes_to(&info).all.into_iter();
+            routes.all.extend(others.filter(|route| *route != home));
+        }
+        let rejoin = Rejoin {
+            link: Arc::clone(link),
+            wanted,
+            tries,
+        };
+        let limit = ATTEMPT_TIME.min(self.core.context().config.connect_timeout());
+        self.begin_attempt(Attempt::rejoin(peer, info, rejoin, routes, limit));
+    }
+
+    /// A lane has not got its new stream: the connection ends where the peer does not know it any more,
+    /// or nobody is there; otherwise it is tried again.
+    pub(super) fn rejoin_failed(&mut self, peer: &PeerShared, rejoin: Rejoin, causes: &[AttemptCause]) {
+        let Rejoin {
+            link,
+            wanted,
+            tries,
+        } = rejoin;
+        let forgotten = causes.iter().find_map(|cause| match cause {
+            AttemptCause::Handshake(HandshakeError::PeerRejected { code }) if is_final(*code) => {
+                Some(LostCause::Forgotten(*code))
+            }
+            _ => None,
+        });
+        let is_refused = |cause: &AttemptCause| matches!(cause, AttemptCause::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused);
+        let nobody = wanted.is_last && !causes.is_empty() && causes.iter().all(is_refused);
+        if let Some(cause) = forgotten {
+            let peer = peer.name().to_owned();
+            link.kill(Error::PeerLost { peer, cause });
+        } else if nobody {
+            link.give_up();
+        } else {
+            self.rejoins.later.push(Later {
+                at: Instant::now() + pause_after(tries),
+                link,
+                lane: usize::from(wanted.id.lane),
+                tries: tries + 1,
+            });
+        }
+    }
+
+    /// A new stream is there, from our side or from the peer's.
+    pub(super) fn rejoined(
+        &mut self,
+        joined: Joined,
+        comms: Option<Comms>,
+        link: &Arc<dyn Link>,
+    ) {
+        let worker = self.workers.next();
+        let Some(rejoined) = joined.into_rejoined(comms, worker) else {
+            return;
+        };
+        if !link.adopt(rejoined) {
+            limited!(DEBUG, "a stream came for a lane that does not wait for it");
+        }
+    }
+
+    /// A new stream has no comms: where it is ours, another one is made later.
+    pub(super) fn not_rejoined(&mut self, joined: &Joined, error: &Error) {
+        limited!(DEBUG, %error, "a lane did not come back");
+        if let (Some(_), Some(link)) = (&joined.dialled, &joined.rejoins) {
+            self.rejoins.later.push(Later {
+                at: Instant::now() + LONGEST_PAUSE,
+                link: Arc::clone(link),
+                lane: usize::from(joined.established.lane),
+                tries: 1,
+            });
+        }
+    }
+
+    /// Asks at an address whether the peer that has listened there exists.
+    fn probe(&mut self, link: &Arc<dyn Link>, address: SocketAddr) {
+        let mut probes = self.rejoins.probes.values();
+        if probes.any(|probe| is_same_link(&probe.link, link)) {
+            return;
+        }
+        let options = socket_options(&self.core.context().config);
+        let token = self.token();
+        let stream = match Stream::connect(address, None, &options) {
+            Ok(stream) => stream,
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+                return link.give_up();
+            }
+            // Nothing is known: the connection waits for its peer.
+            Err(_) => return,
+        };
+        let watched = self.poller.add(&stream, token);
+        if watched.and_then(|()| self.poller.arm(&stream, token, true)).is_err() {
+            return;
+        }
+        let probe = Probe {
+            link: Arc::clone(link),
+            stream,
+            client: None,
+            inbound: Inbound::default(),
+            until: Instant::now() + PROBE_TIME,
+        };
+        self.rejoins.probes.insert(token, probe);
+    }
+
+    pub(super) fn probe_ready(&mut self, token: u64) {
+        let Some(mut probe) = self.rejoins.probes.remove(&token) else {
+            return;
+        };
+        match self.advance_probe(&mut probe) {
+            Ok(true) => {
+                if self.poller.arm(&probe.stream, token, probe.client.is_none()).is_ok() {
+                    self.rejoins.probes.insert(token, probe);
+                }
+            }
+            // The session is there.
+            Ok(false) => {}
+            Err(LostCause::Forgotten(_)) => probe.link.give_up(),
+            Err(LostCause::Io(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+                probe.link.give_up();
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Goes on with a question; false once it is known that the session exists.
+    fn advance_probe(&self, probe: &mut Probe) -> Result<bool, LostCause> {
+        let Some(client) = &mut probe.client else {
+            if probe.stream.connect_result()?.is_none() {
+                return Ok(true);
+            }
+            let Some(mut client) = self.question(&probe.link)? else {
+                return Ok(false);
+            };
+            while let Some(bytes) = client.poll_transmit() {
+                send_all(&probe.stream, &bytes)?;
+            }
+            probe.client = Some(Box::new(client));
+            return Ok(true);
+        };
+        match probe.inbound.read(&probe.stream) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(true),
+            result => result?,
+        }
+        match client.handle(&probe.inbound.bytes) {
+            Err(HandshakeError::PeerRejected { code }) if is_final(code) => {
+                Err(LostCause::Forgotten(code))
+            }
+            // It has answered as itself, as far as anybody can tell who does not know its secret.
+            Err(_) => Ok(false),
+            Ok(_) => Ok(client.established().is_none()),
+        }
+    }
+
+    /// Makes the greeting for the session at the other end of a link, which answers only if it is that
+    /// session. It is not there to be finished.
+    fn question(&self, link: &Arc<dyn Link>) -> Result<Option<Client>, LostCause> {
+        let peers = self.core.all_peers().into_iter();
+        let mut owners = peers.filter(|p| p.links().iter().any(|l| is_same_link(l, link)));
+        let Some(peer) = owners.next() else {
+            return Ok(None);
+        };
+        let unknown = Secret::new([0; 32]);
+        let name = self.core.parts.identity.name.clone();
+        let Ok(target) = ConnectionInfo::new(name, peer.id, unknown, self.core.parts.addresses.clone())
+        else {
+            return Ok(None);
+        };
+        let window = std::num::NonZeroU32::MIN;
+        let Ok(lane) = LaneHello::new(0, 0, 1, window) else {
+            return Ok(None);
+        };
+        Ok(Some(Client::new(ClientConfig {
+            identity: self.core.parts.identity.clone(),
+            target: &target,
+            lane,
+            offer: self.offer,
+            nonce: random()?,
+        })))
+    }
+
+    /// Tries lanes again whose pause is over, and forgets questions that were not answered.
+    pub(super) fn expire_rejoins(&mut self, now: Instant) {
+        self.rejoins.probes.retain(|_, probe| probe.until > now);
+        let due: Vec<_> = self
+            .rejoins
+            .later
+            .extract_if(.., |later| later.at <= now)
+            .collect();
+        for Later {
+            link, lane, tries, ..
+        } in due
+        {
+            self.rejoin(&link, lane, tries);
+        }
+    }
+}
+
+/// Whether a refusal says that the connection cannot come back.
+fn is_final(code: RejectCode) -> bool {
+    matches!(
+        code,
+        RejectCode::UnknownSession | RejectCode::UnknownConnection | RejectCode::Closing
+    )
+}

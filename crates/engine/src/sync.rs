@@ -56,6 +56,8 @@ ranks! {
     PeerState,
     /// The link that is in use to one peer.
     PeerLink,
+    /// What the control thread saw of a connection at its last look.
+    Liveness,
     /// What a lane has received, until it is delivered.
     Delivery,
     /// Which messages of a connection have come, while one is delivered.
@@ -66,8 +68,6 @@ ranks! {
     Reading,
     /// Copies that no lane's locks protect.
     Copies,
-    /// A mark behind what waits to leave on a connection.
-    Pings,
     /// Messages that the peer of a connection may not have.
     Outbox,
     /// The receiving half of a lane, for one step.

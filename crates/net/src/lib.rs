@@ -24,7 +24,8 @@ pub use guard::{Fault, check_handlers};
 pub use poller::{Event, Poller, Waker, sleep_exactly};
 pub use span::{Cursor, Span, Store, copy_spans};
 pub use stream::{
-    Listener, SocketOptions, Stream, has_congestion_control, is_exhausted, set_congestion_control,
+    Delivery, Listener, SocketOptions, Stream, has_congestion_control, is_exhausted,
+    set_congestion_control,
 };
 
 /// The machine's host name, or an empty text when it has none.

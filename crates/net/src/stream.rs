@@ -55,6 +55,15 @@ impl SocketOptions {
     }
 }
 
+/// What became of the bytes that were sent on a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delivery {
+    /// Bytes that the other end has acknowledged.
+    pub acknowledged: u64,
+    /// Whether bytes were sent that it has not. Those that wait for room at the other end do not count.
+    pub is_under_way: bool,
+}
+
 /// A non-blocking TCP stream.
 #[derive(Debug)]
 pub struct Stream {
@@ -223,6 +232,44 @@ impl Stream {
         } else {
             Err(io::Error::last_os_error())
         }
+    }
+
+    /// What the system knows of the bytes that were sent: how many the other end has acknowledged, and
+    /// whether more are on their way.
+    ///
+    /// # Errors
+    /// The system does not say.
+    pub fn delivery(&self) -> io::Result<Delivery> {
+        // Where the fields of `struct tcp_info` are that are needed here. It only ever grows.
+        const UNACKED: usize = 24;
+        const BYTES_ACKED: usize = 120;
+        let mut info = [0u8; BYTES_ACKED + 8];
+        let mut len = info.len() as libc::socklen_t;
+        // SAFETY: the descriptor is open while `self` lives, and the kernel writes at most `len` bytes
+        // to the buffer and the length back.
+        let result = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                info.as_mut_ptr().cast(),
+                &raw mut len,
+            )
+        };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let (unacked, acked) = (
+            info[UNACKED..].first_chunk(),
+            info[BYTES_ACKED..].first_chunk(),
+        );
+        let (Some(unacked), Some(acked)) = (unacked, acked) else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        Ok(Delivery {
+            acknowledged: u64::from_ne_bytes(*acked),
+            is_under_way: u32::from_ne_bytes(*unacked) > 0,
+        })
     }
 
     /// Whether the other end is on this machine.

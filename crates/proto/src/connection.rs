@@ -165,7 +165,7 @@ impl Inbox {
     /// peer keeps many that it need not keep, or any and it `asks`.
     pub fn poll_received(&mut self, asks: bool) -> Option<u32> {
         let is_due = self.untold >= RECEIVED_MESSAGES || self.untold_bytes >= RECEIVED_BYTES;
-        if !is_due && !(asks && self.untold > 0) {
+        if !(is_due || asks && self.untold > 0) {
             return None;
         }
         (self.untold, self.untold_bytes) = (0, 0);

@@ -291,7 +291,7 @@ impl Link for Local {
 struct Reached;
 
 impl Mark for Reached {
-    fn is_reached(&self) -> bool {
+    fn is_reached(&mut self) -> bool {
         true
     }
 }

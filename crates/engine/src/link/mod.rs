@@ -165,6 +165,11 @@ pub(crate) trait Link: Send + Sync {
     /// Ends a link that has no lane left, with why it lost them.
     fn give_up(&self) {}
 
+    /// Ends a link of which the peer says that it does not know it, unless the peer had said goodbye.
+    fn forgotten(&self, error: Error) {
+        self.kill(error);
+    }
+
     /// Fails everything that is in flight on a link that has ended. When this returns, nothing of it
     /// lands in memory or reaches the session any more.
     fn drain(&self) {}
@@ -220,7 +225,7 @@ pub(crate) fn is_same_link(a: &Arc<dyn Link>, b: &Arc<dyn Link>) -> bool {
 /// A mark behind what waited to leave on a link.
 pub(crate) trait Mark: Send {
     /// Whether the peer has dealt with everything before the mark, or never will.
-    fn is_reached(&self) -> bool;
+    fn is_reached(&mut self) -> bool;
 }
 
 /// The peer at the other end of a link, as the session knows it. Called while neither half of a lane is

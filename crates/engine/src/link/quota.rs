@@ -207,6 +207,7 @@ mod tests {
     impl Control for Calls {
         fn stay_awake(&self) {}
         fn reap(&self, _link: Arc<dyn Link>) {}
+        fn lane_lost(&self, _link: Arc<dyn Link>) {}
         fn resume(&self) {
             self.0.fetch_add(1, Ordering::SeqCst);
         }

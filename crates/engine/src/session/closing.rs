@@ -81,7 +81,7 @@ impl Leaving {
             }
             self.peer.links().iter().map(|link| link.mark()).collect()
         });
-        marks.retain(|mark| !mark.is_reached());
+        marks.retain_mut(|mark| !mark.is_reached());
         marks.is_empty()
     }
 }

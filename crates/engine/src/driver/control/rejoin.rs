@@ -140,7 +140,12 @@ impl ControlLoop {
 
     /// A lane has not got its new stream: the connection ends where the peer does not know it any more,
     /// or nobody is there; otherwise it is tried again.
-    pub(super) fn rejoin_failed(&mut self, peer: &PeerShared, rejoin: Rejoin, causes: &[AttemptCause]) {
+    pub(super) fn rejoin_failed(
+        &mut self,
+        peer: &PeerShared,
+        rejoin: Rejoin,
+        causes: &[AttemptCause],
+    ) {
         let Rejoin {
             link,
             wanted,
@@ -156,7 +161,7 @@ impl ControlLoop {
         let nobody = wanted.is_last && !causes.is_empty() && causes.iter().all(is_refused);
         if let Some(cause) = forgotten {
             let peer = peer.name().to_owned();
-            link.kill(Error::PeerLost { peer, cause });
+            link.forgotten(Error::PeerLost { peer, cause });
         } else if nobody {
             link.give_up();
         } else {
@@ -170,12 +175,7 @@ impl ControlLoop {
     }
 
     /// A new stream is there, from our side or from the peer's.
-    pub(super) fn rejoined(
-        &mut self,
-        joined: Joined,
-        comms: Option<Comms>,
-        link: &Arc<dyn Link>,
-    ) {
+    pub(super) fn rejoined(&mut self, joined: Joined, comms: Option<Comms>, link: &Arc<dyn Link>) {
         let worker = self.workers.next();
         let Some(rejoined) = joined.into_rejoined(comms, worker) else {
             return;
@@ -215,7 +215,10 @@ impl ControlLoop {
             Err(_) => return,
         };
         let watched = self.poller.add(&stream, token);
-        if watched.and_then(|()| self.poller.arm(&stream, token, true)).is_err() {
+        if watched
+            .and_then(|()| self.poller.arm(&stream, token, true))
+            .is_err()
+        {
             return;
         }
         let probe = Probe {
@@ -234,7 +237,11 @@ impl ControlLoop {
         };
         match self.advance_probe(&mut probe) {
             Ok(true) => {
-                if self.poller.arm(&probe.stream, token, probe.client.is_none()).is_ok() {
+                if self
+                    .poller
+                    .arm(&probe.stream, token, probe.client.is_none())
+                    .is_ok()
+                {
                     self.rejoins.probes.insert(token, probe);
                 }
             }
@@ -287,7 +294,8 @@ impl ControlLoop {
         };
         let unknown = Secret::new([0; 32]);
         let name = self.core.parts.identity.name.clone();
-        let Ok(target) = ConnectionInfo::new(name, peer.id, unknown, self.core.parts.addresses.clone())
+        let Ok(target) =
+            ConnectionInfo::new(name, peer.id, unknown, self.core.parts.addresses.clone())
         else {
             return Ok(None);
         };

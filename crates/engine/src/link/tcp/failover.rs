@@ -58,9 +58,11 @@ impl Connection {
     }
 
     fn let_go_of_lane(&self, lane: &Arc<Lane>) {
+        // From the control thread, which holds no lock.
         if let Some(token) = lane.token.get() {
             lane.worker.remove(*token, &lane.stream);
         }
+        self.hear_out(lane);
         lane.sender.lock().close();
         let receiving = lane.receiver.lock().close(self);
         // What was received before is being delivered: the peer learns that it has landed.
@@ -144,11 +146,7 @@ impl Connection {
     }
 
     /// Gives chunks back to their runs, which are added to `again`.
-    fn give_back(
-        &self,
-        chunks: impl IntoIterator<Item = ChunkRef>,
-        again: &mut Vec<Arc<Run>>,
-    ) {
+    fn give_back(&self, chunks: impl IntoIterator<Item = ChunkRef>, again: &mut Vec<Arc<Run>>) {
         for chunk in chunks {
             let run = &chunk.run;
             // Its memory is the application's again: what was left of it went with the stream.

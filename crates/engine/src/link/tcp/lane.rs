@@ -227,7 +227,9 @@ impl Lane {
 
     /// For how long the stream has been lost.
     pub(super) fn down_for(&self) -> Duration {
-        self.down.get().map_or(Duration::ZERO, |(at, _)| at.elapsed())
+        self.down
+            .get()
+            .map_or(Duration::ZERO, |(at, _)| at.elapsed())
     }
 
     /// True for the one call that takes the lost lane apart.
@@ -456,16 +458,32 @@ impl Lane {
 
     /// Receives what is there, as far as `budget` lasts, and delivers what was found.
     pub(super) fn fill(&self, connection: &Connection, budget: usize) -> Result<Drive, Ended> {
+        match self.delivery.try_lock() {
+            Some(mut events) => self.fill_with(&mut events, connection, budget),
+            None => Ok(Drive::default()),
+        }
+    }
+
+    /// Receives all that is there. Waits for whoever is receiving.
+    pub(super) fn hear_out(&self, connection: &Connection) -> Result<(), Ended> {
+        let mut events = self.delivery.lock();
+        while self.fill_with(&mut events, connection, 1)?.progress {}
+        Ok(())
+    }
+
+    fn fill_with(
+        &self,
+        events: &mut Vec<Event>,
+        connection: &Connection,
+        budget: usize,
+    ) -> Result<Drive, Ended> {
         let mut drive = Drive::default();
-        let Some(mut events) = self.delivery.try_lock() else {
-            return Ok(drive);
-        };
         for _ in 0..budget {
             // Held by others to let go of memory or to close, or for a glance: nothing moves meanwhile.
             let Some(mut receiver) = self.receiver.try_lock() else {
                 return Ok(drive);
             };
-            let received = receiver.step(self, connection, &mut events);
+            let received = receiver.step(self, connection, events);
             self.staging_in
                 .store(receiver.is_staging(), Ordering::Release);
             let wants_ack = receiver.wants_ack(connection.ack_every);

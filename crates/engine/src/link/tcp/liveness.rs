@@ -4,12 +4,24 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use tcpx_proto::frame::down::StreamId;
 use tcpx_proto::lane::{Silence, Stall};
 
 use super::Connection;
 use super::lane::Lane;
 use crate::error::{Error, LostCause};
 use crate::link::Link;
+
+/// How long a peer has to come back that has closed every lane, if it was the one that made them.
+const ORDERLY: Duration = Duration::from_secs(1);
+
+/// How long nothing may arrive on one lane while others work, and on all. Far above what TCP needs to
+/// repair a loss, below what it waits between attempts when a cable was out for long.
+const ONE_SILENT: Duration = Duration::from_secs(1);
+const ALL_SILENT: Duration = Duration::from_secs(3);
+
+/// The most of the time since the last look that counts as a lane's silence.
+const LATE: Duration = Duration::from_millis(500);
 
 /// What the control thread saw of a connection at its last look.
 pub(super) struct Liveness {
@@ -20,6 +32,27 @@ pub(super) struct Liveness {
     paused: Stall,
     /// Stall timers of payload that travels beside the stream: two for each lane.
     beside: Vec<Stall>,
+    /// What was seen of each lane.
+    lanes: Vec<Watched>,
+}
+
+/// What was seen of a lane's stream.
+struct Watched {
+    id: StreamId,
+    /// Bytes that move, while there is work on the lane.
+    moves: Stall,
+    /// Bytes that arrive, while some are under way.
+    arrives: Stall,
+}
+
+impl Watched {
+    fn new(lane: &Lane) -> Self {
+        Self {
+            id: lane.id(),
+            moves: Stall::default(),
+            arrives: Stall::default(),
+        }
+    }
 }
 
 impl Liveness {
@@ -30,6 +63,7 @@ impl Liveness {
             stream: Stall::default(),
             paused: Stall::default(),
             beside: Vec::new(),
+            lanes: Vec::new(),
         }
     }
 
@@ -39,6 +73,35 @@ impl Liveness {
         let paused = lanes.iter().filter(|lane| lane.is_paused());
         let received = paused.map(|lane| lane.bytes_received.load(Ordering::Relaxed));
         self.paused.look(Some(received.sum()), passed)
+    }
+
+    /// Looks at each lane: asks those for a sign of life that have work and do not move. Returns for how
+    /// long nothing has arrived of what was sent on each.
+    fn watch_lanes(&mut self, lanes: &[Arc<Lane>], passed: Duration) -> Vec<Duration> {
+        // Looks come often: a late one says that this process did not run.
+        let passed = passed.min(LATE);
+        let mut silent = Vec::with_capacity(lanes.len());
+        self.lanes.retain(|w| lanes.iter().any(|l| l.id() == w.id));
+        for lane in lanes {
+            let at = match self.lanes.iter().position(|w| w.id == lane.id()) {
+                Some(at) => at,
+                None => {
+                    self.lanes.push(Watched::new(lane));
+                    self.lanes.len() - 1
+                }
+            };
+            let watched = &mut self.lanes[at];
+            let moved = lane.is_busy().then(|| lane.moved());
+            if watched.moves.look(moved, passed) > Duration::ZERO {
+                // What is sent shows whether the way is open.
+                lane.push_ping(0);
+                lane.call_worker();
+            }
+            let delivery = lane.stream.delivery().ok();
+            let arrived = delivery.filter(|d| d.is_under_way).map(|d| d.acknowledged);
+            silent.push(watched.arrives.look(arrived, passed));
+        }
+        silent
     }
 
     /// Returns for how long payload beside the streams has not moved although it should, if that is too
@@ -76,6 +139,8 @@ impl Connection {
         let mut liveness = self.liveness.lock();
         let since_epoch = now.saturating_duration_since(liveness.epoch);
         let passed = liveness.silence.passed(since_epoch, timeout);
+        let silent = liveness.watch_lanes(&lanes, passed);
+        self.drop_silent(&lanes, &silent, timeout);
         if lanes.iter().any(|lane| lane.is_paused()) {
             let after = liveness.paused_for(&lanes, passed);
             drop(liveness);
@@ -102,13 +167,33 @@ impl Connection {
         true
     }
 
+    /// Gives lanes up from which nothing arrives any more. One of several is given up soon, since the
+    /// others do the work; when all are silent, TCP has more time to find its way again.
+    fn drop_silent(&self, lanes: &[Arc<Lane>], silent: &[Duration], timeout: Duration) {
+        let one = ONE_SILENT.min(timeout / 4);
+        let all = ALL_SILENT.min(timeout / 2);
+        let are_all = silent.iter().all(|after| *after >= one);
+        let limit = if are_all { all } else { one };
+        for (lane, after) in lanes.iter().zip(silent) {
+            if *after >= limit {
+                self.lane_lost(lane, LostCause::LaneSilent { after: *after });
+            }
+        }
+    }
+
     /// Looks after a connection that has lost all its lanes: it ends when none has come back within
     /// `timeout`. Says whether it has none.
     fn give_up_alone(&self, now: Instant, timeout: Duration) -> bool {
         let Some((since, cause)) = self.lost.lock().alone.clone() else {
             return false;
         };
-        if now.saturating_duration_since(since) >= timeout {
+        // A peer that lives and makes its lanes anew does so at once, unless the network keeps it from
+        // that; who closes them in an orderly way has left.
+        let limit = match cause {
+            LostCause::ClosedByPeer if self.was_accepted() => timeout.min(ORDERLY),
+            _ => timeout,
+        };
+        if now.saturating_duration_since(since) >= limit {
             let peer = self.above.name().to_owned();
             self.end_with(Error::PeerLost { peer, cause });
         }

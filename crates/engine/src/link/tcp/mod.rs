@@ -31,8 +31,8 @@ use tcpx_proto::frame::{Header, Kind, Status};
 use tcpx_proto::handshake::Established;
 use tcpx_proto::info::ConnectionInfo;
 
-pub(crate) use self::lane::{Lane, Windows};
 use self::failover::Lost;
+pub(crate) use self::lane::{Lane, Windows};
 use self::liveness::Liveness;
 use self::messages::Messages;
 use self::ping::Pings;
@@ -157,7 +157,7 @@ impl Connection {
             end: OnceLock::new(),
             pings: Pings::new(),
             pause: Pause::new(),
-            liveness: Mutex::new(Rank::Leaf, Liveness::new()),
+            liveness: Mutex::new(Rank::Liveness, Liveness::new()),
         });
         // From the first byte on, whoever revokes memory finds it.
         connection.context.add_link(connection.link());
@@ -250,6 +250,13 @@ impl Connection {
             self.lane_ended(lane, ended);
             false
         })
+    }
+
+    /// Receives what has come on a lane before its end: the peer may have said why.
+    fn hear_out(&self, lane: &Lane) {
+        if let Err(ended) = lane.hear_out(self) {
+            self.lane_ended(lane, ended);
+        }
     }
 
     fn let_go_of(&self, which: LetGo<'_>) {
@@ -475,6 +482,13 @@ impl Link for Connection {
     }
 
     fn kill(&self, error: Error) {
+        self.end_with(error);
+    }
+
+    fn forgotten(&self, error: Error) {
+        for lane in self.lanes.load().iter() {
+            self.hear_out(lane);
+        }
         self.end_with(error);
     }
 

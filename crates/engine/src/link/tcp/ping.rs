@@ -89,7 +89,7 @@ impl Connection {
     pub(super) fn put_mark(&self) -> Mark {
         Mark {
             connection: self.this(),
-            pings: Mutex::new(Rank::Pings, self.push_marks()),
+            pings: self.push_marks(),
         }
     }
 }
@@ -98,16 +98,16 @@ impl Connection {
 pub(super) struct Mark {
     connection: Arc<Connection>,
     /// The lanes and their pings' numbers.
-    pings: Mutex<Vec<(Arc<Lane>, u64)>>,
+    pings: Vec<(Arc<Lane>, u64)>,
 }
 
 impl link::Mark for Mark {
-    fn is_reached(&self) -> bool {
+    fn is_reached(&mut self) -> bool {
         let connection = &self.connection;
         if connection.has_ended() {
             return true;
         }
-        let mut pings = self.pings.lock();
+        let pings = &mut self.pings;
         if pings.is_empty() || pings.iter().any(|(lane, _)| lane.is_down()) {
             // What was to leave on a lost lane leaves on another one: the mark goes behind it.
             if !connection.is_settled() {
@@ -120,6 +120,8 @@ impl link::Mark for Mark {
             return false;
         }
         let waiting = connection.pings.waiting.lock();
-        pings.iter().all(|(_, ping)| waiting.get(ping) != Some(&None))
+        pings
+            .iter()
+            .all(|(_, ping)| waiting.get(ping) != Some(&None))
     }
 }

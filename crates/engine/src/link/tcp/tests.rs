@@ -9,6 +9,9 @@ use tcpx_net::{Cursor, Listener, SocketOptions, Stream};
 use tcpx_proto::frame::{FLAG_COMM, Header, Kind};
 
 use super::{Connection, Lane, WORKER_BUDGET, Windows};
+use tcpx_proto::frame::down::StreamId;
+
+use crate::carrier::comm::RawLane;
 use crate::link::Link;
 use crate::testing::{LONG, Pair, connection, wait_until};
 use crate::{Buffer, Config, Error, LostCause, Misbehaviour, Op, Segment, Session};
@@ -19,8 +22,9 @@ fn while_deaf<T>(connection: &Connection, body: impl FnOnce() -> T) -> T {
     let (release, released) = channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
+            let lanes = connection.lanes.load();
             let mut guards = Vec::new();
-            for lane in &connection.lanes {
+            for lane in lanes.iter() {
                 wait_until("it can be held", || match lane.receiver.try_lock() {
                     Some(guard) => {
                         guards.push(guard);
@@ -51,16 +55,18 @@ fn a_message_that_is_found_after_the_end_keeps_nobody() {
     let connection = connection(pair.alice.core());
     let send = while_deaf(&connection, || {
         let send = pair.bob.send(&pair.to_alice, there.at(0), LEN, 7).unwrap();
-        let stream = &connection.lanes[0].stream;
+        let lanes = connection.lanes.load();
+        let stream = &lanes[0].stream;
         wait_until("the message is there", || stream.is_readable());
         // As those do who end a connection: first this, then the rest.
         connection.end.set(Error::Closed).unwrap();
         send
     });
-    connection.lanes[0].call_worker();
+    connection.lanes.load()[0].call_worker();
     let tagged = &pair.to_bob.shared.tagged;
     wait_until("it was found", || !tagged.is_waiting());
-    let receiver = connection.lanes[0].receiver.try_lock_for(LONG);
+    let lanes = connection.lanes.load();
+    let receiver = lanes[0].receiver.try_lock_for(LONG);
     assert!(receiver.is_some(), "whoever found it waits for itself");
     drop(receiver);
     connection.shut();
@@ -96,16 +102,18 @@ fn an_answer_on_a_comm_that_is_not_there_ends_what_waited_for_it() {
         read.post().unwrap();
         // The last number that was given out.
         let id = pair.alice.core().context().next_id() - 1;
-        let is_asked = |lane: &Lane| lane.load.load(Ordering::Relaxed) > 0;
-        wait_until("a chunk is asked for", || ours.lanes.iter().any(is_asked));
-        let index = ours.lanes.iter().position(is_asked).unwrap();
+        let is_asked = |lane: &Arc<Lane>| lane.load.load(Ordering::Relaxed) > 0;
+        wait_until("a chunk is asked for", || {
+            ours.lanes.load().iter().any(is_asked)
+        });
+        let index = ours.lanes.load().iter().position(is_asked).unwrap();
         let header = Header {
             flags: FLAG_COMM,
             payload: LEN as u64,
             ..Header::new(Kind::Data, id)
         };
-        theirs.lanes[index].push_control(|out| header.encode(out));
-        theirs.lanes[index].call_worker();
+        theirs.lanes.load()[index].push_control(|out| header.encode(out));
+        theirs.lanes.load()[index].call_worker();
         let expected = Error::PeerMisbehaved {
             peer: "bob".into(),
             what: Misbehaviour::CommMissing,
@@ -206,16 +214,26 @@ fn what_is_queued_behind_a_frame_that_has_stuck_is_sent() {
     });
     let far = far.unwrap().0;
     let windows = Windows::new(&of.context, &of.established, 1);
-    let worker = Arc::clone(&of.lanes[0].worker);
-    let lane = Lane::new(stream, &[], None, windows, worker, &of.context).unwrap();
+    let worker = Arc::clone(&of.lanes.load()[0].worker);
+    let id = StreamId {
+        lane: 0,
+        generation: 0,
+    };
+    let raw = RawLane {
+        stream,
+        early: Vec::new(),
+    };
+    let lane = Lane::new(id, raw, None, windows, worker, &of.context).unwrap();
     // Never started: nobody drives it but this test.
     let connection = Connection::new(
         Arc::clone(&of.context),
         Arc::clone(&of.above),
         of.established.clone(),
+        windows,
         vec![lane],
     );
-    let lane = &connection.lanes[0];
+    let lanes = connection.lanes.load();
+    let lane = &lanes[0];
     lane.push_control(|out| out.resize(STUCK, 0));
     lane.pump(&connection, WORKER_BUDGET).unwrap();
     assert!(lane.is_blocked());
@@ -284,7 +302,6 @@ fn whoever_notifies_a_peer_that_does_not_keep_up_is_told() {
         let notify = || pair.alice.notify(&pair.to_bob, &[7; 10_000]);
         let mut told = None;
         wait_until("it does not keep up", || {
-            // Until the stream is full as well: from then on nothing changes.
             told = match notify() {
                 Ok(()) => {
                     sent += 1;
@@ -292,7 +309,7 @@ fn whoever_notifies_a_peer_that_does_not_keep_up_is_told() {
                 }
                 Err(error) => Some(error),
             };
-            told.is_some() && ours.lanes[0].is_blocked()
+            told.is_some()
         });
         let Some(Error::PeerBehind { peer, queued }) = told else {
             panic!("{told:?}");
@@ -335,7 +352,7 @@ fn a_peer_that_never_reads_what_it_is_owed_loses_its_connection() {
     let Error::PeerLost { peer, cause } = &error else {
         panic!("{error}");
     };
-    let limit = ours.context.quota.of_a_peer();
+    let limit = 2 * ours.context.quota.of_a_peer();
     assert_eq!(peer, "bob");
     assert!(
         matches!(cause, LostCause::NotReading { bytes } if (limit..limit + 100).contains(bytes)),
@@ -374,7 +391,7 @@ fn notifications_that_have_waited_for_a_connection_do_not_end_it() {
     let (ours, theirs) = (connection(pair.alice.core()), connection(pair.bob.core()));
     let limit = ours.context.quota.of_a_peer();
     while_deaf(&theirs, || {
-        while ours.lanes[0].books.lock().lane.queued() <= 2 * limit {
+        while ours.messages.kept() <= 2 * limit {
             ours.notify(0, &[7; 10_000]);
         }
         assert!(!ours.is_dead());
@@ -389,11 +406,11 @@ fn a_session_that_closes_is_not_held_up_by_what_its_application_has_not_read() {
     let mut sent = 0;
     wait_until("she is not listening", || {
         sent += usize::from(pair.bob.notify(&pair.to_alice, &[7; 10_000]).is_ok());
-        ours.lanes[0].is_paused()
+        ours.lanes.load()[0].is_paused()
     });
     pair.alice.notify(&pair.to_bob, b"before the end").unwrap();
     pair.alice.close();
-    assert!(!ours.lanes[0].is_paused());
+    assert!(!ours.lanes.load()[0].is_paused());
     assert_eq!(
         pair.bob.wait_notification(LONG).unwrap().message,
         b"before the end"

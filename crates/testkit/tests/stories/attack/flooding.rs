@@ -14,7 +14,7 @@ fn nothing_behind_an_unknown_kind_is_looked_at() {
         let mut good = ask(Kind::Write, (1, 0), &[key], &[(address, 8, 0)]);
         good.extend([0x66; 8]);
         good.extend(plain(Kind::Notify, (0, 0), b"never"));
-        for kind in [0, 14, 15, 84, 128, 255] {
+        for kind in [0, 16, 17, 84, 128, 255] {
             let mut bytes = [kind].repeat(32);
             bytes[1..].fill(0);
             let flood = [bytes, good.clone()].concat().repeat(500);

@@ -127,10 +127,7 @@ fn conclude_message(
             let (table, tag) = middle.split_at(header.table_bytes());
             let table = Table::decode(&header, table).map_err(Ended::misbehaved)?;
             let inline = (header.flags & FLAG_INLINE != 0).then_some(bytes);
-            Message::Announced(
-                Arrival::new(header.transfer, tag, &table, inline),
-                held,
-            )
+            Message::Announced(Arrival::new(header.transfer, tag, &table, inline), held)
         }
         Kind::SendDone => {
             let status = Status::from_u8(header.flags);

@@ -1,4 +1,13 @@
-//! Messages and losses, step by step.
+//! What the tests of a connection share, and tests of its values one by one.
+//!
+//! | module | what it tests |
+//! |---|---|
+//! | here | messages and losses, step by step |
+//! | `cuts` | two sides that talk over the simulated network of `pair`, cut at every byte |
+
+mod cuts;
+mod pair;
+mod side;
 
 use alloc::string::String;
 use alloc::vec;

@@ -1,5 +1,4 @@
-//! The payload of [`Kind::LaneDown`](super::Kind::LaneDown): how the WRITE chunks of a lost stream
-//! ended.
+//! The payload of [`Kind::LaneDown`]: how the WRITE chunks of a lost stream ended.
 //!
 //! The `transfer` of the frame names the stream: the lane in its low 16 bits, above them the
 //! generation of the stream in this lane. Each entry has 16 bytes and a text.

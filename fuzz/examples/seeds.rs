@@ -6,8 +6,10 @@ use std::path::Path;
 use tcpx_fuzz::handshake::{EDITS, FAULTY_CLIENT, FAULTY_SERVER, NOISE, run};
 use tcpx_fuzz::lane::{Action, HOSTILE, PAIR};
 use tcpx_proto::descriptor::{Memory, RegionDescriptor, RegionKey};
-use tcpx_proto::frame::{Entry, FLAG_INLINE, FLAG_NOTIFY, Header, Kind, TAG_BYTES};
+use tcpx_proto::frame::down::{self, Ending, StreamId};
+use tcpx_proto::frame::{Entry, FLAG_INLINE, FLAG_NOTIFY, Header, Kind, Status, TAG_BYTES};
 use tcpx_proto::info::{ConnectionInfo, Name, Secret, SessionId};
+use tcpx_proto::lane::ChunkId;
 
 fn main() -> std::io::Result<()> {
     for (target, seeds) in [
@@ -145,7 +147,25 @@ fn frames() -> Seeds {
         ("pong", plain(Kind::Pong)),
         ("send-done", plain(Kind::SendDone)),
         ("goodbye", plain(Kind::Goodbye)),
+        ("received", plain(Kind::Received)),
+        ("lane-down", lane_down(1, &[(3, None), (4, Some("no"))])),
     ]
+}
+
+/// A LaneDown frame without a number, for the stream that `transfer` names: how chunks of transfer 1
+/// ended.
+fn lane_down(transfer: u64, endings: &[(u32, Option<&str>)]) -> Vec<u8> {
+    let endings = endings.iter().map(|(seq, refusal)| Ending {
+        id: ChunkId {
+            transfer: 1,
+            seq: *seq,
+        },
+        refusal: refusal.map(|text| (Status::OutOfBounds, text.into())),
+    });
+    let mut frame = Vec::new();
+    let stream = StreamId::from_transfer(transfer);
+    down::encode(&mut frame, stream, 0, &endings.collect::<Vec<_>>());
+    frame
 }
 
 fn handshakes() -> Seeds {
@@ -162,7 +182,7 @@ fn handshakes() -> Seeds {
         hello.copy_within(offer..offer + 4, offer + 4);
         hello
     };
-    let (demanding_server, demanding_client) = (demanding(answer, 10), demanding(hello, 60));
+    let (demanding_server, demanding_client) = (demanding(answer, 10), demanding(hello, 66));
 
     let noise = |sizes: &[u8], stream: &[&[u8]]| {
         [&[NOISE, sizes.len() as u8], sizes, &stream.concat()].concat()
@@ -266,6 +286,14 @@ fn lanes() -> Seeds {
             ]),
         ),
         (
+            "hostile-messages",
+            hostile(&[
+                record(7, named(Kind::LaneDown, 1 << 16, 1, 0)),
+                record(7, named(Kind::Received, 0, 2, 0)),
+                record(0, named(Kind::SendDone, 3, 2, 0)),
+            ]),
+        ),
+        (
             "hostile-write",
             hostile(&[
                 record(0, table(Kind::Write, 0)),
@@ -300,6 +328,8 @@ fn sessions() -> Seeds {
         let action = Do::Plain as u8;
         vec![action, kind as u8, transfer, 0, 0, payload, 0]
     };
+    let numbered = |kind: Kind, number: u8| vec![Do::Plain as u8, kind as u8, 0, number, 0, 0, 0];
+    let whole = |bytes: Vec<u8>| [vec![Do::Bytes as u8, bytes.len() as u8], bytes].concat();
     let sync = || vec![Do::Sync as u8];
     let begin = |op: u8| vec![Do::Begin as u8, op, 99, 0];
     let settle = |which: u8, kind: u8, delta: u8| vec![Do::Settle as u8, which, kind, delta];
@@ -366,6 +396,35 @@ fn sessions() -> Seeds {
                 sync(),
             ]),
         ),
+        (
+            "numbered",
+            joined(&[
+                numbered(Kind::Notify, 1),
+                numbered(Kind::SendDone, 2),
+                numbered(Kind::Notify, 1),
+                sync(),
+                numbered(Kind::Notify, 4),
+            ]),
+        ),
+        (
+            "never-sent",
+            joined(&[numbered(Kind::Received, 1), numbered(Kind::Received, 2)]),
+        ),
+        (
+            "lane-never-there",
+            joined(&[
+                whole(lane_down(1 << 16, &[])),
+                sync(),
+                numbered(Kind::Received, 2),
+                whole(lane_down(1 << 16, &[])),
+                sync(),
+            ]),
+        ),
+        (
+            "lane-lost",
+            joined(&[begin(0), begin(1), whole(lane_down(0, &[(1, None)]))]),
+        ),
+        ("lane-beyond", whole(lane_down(1, &[]))),
         (
             "goodbye",
             joined(&[plain(Kind::Goodbye, 0, 4), plain(Kind::Ping, 1, 0)]),

@@ -1,5 +1,6 @@
 //! Frames: a header and the table behind it.
 
+use tcpx_proto::frame::down::{self, StreamId};
 use tcpx_proto::frame::{
     HEADER_BYTES, Header, Kind, MAX_CHUNK_BYTES, MAX_EXTRA_BYTES, MAX_NOTIFICATION_BYTES,
     MAX_TABLE_BYTES, Status, Table,
@@ -14,6 +15,9 @@ pub fn check(data: &[u8]) {
         return;
     };
     check_header(&header, head);
+    if header.kind == Kind::LaneDown {
+        check_down(&header, rest);
+    }
 
     // Whatever is there, and the right number of bytes: the first is refused unless it is that.
     let expected = header.table_bytes();
@@ -39,6 +43,26 @@ fn check_header(header: &Header, head: &[u8; HEADER_BYTES]) {
     assert!(header.payload <= MAX_CHUNK_BYTES.max(MAX_NOTIFICATION_BYTES));
     assert!(header.payload_on_wire() <= header.payload);
     let _ = Status::from_u8(header.flags);
+}
+
+/// Reads what had landed from a lost stream, and writes it again.
+fn check_down(header: &Header, payload: &[u8]) {
+    let Ok(endings) = down::decode(payload) else {
+        return;
+    };
+    assert!(endings.len() <= payload.len() / 16);
+    let stream = StreamId::from_transfer(header.transfer);
+    let mut again = Vec::new();
+    down::encode(&mut again, stream, header.seq, &endings);
+    let (head, payload) = again.split_first_chunk().expect("a header");
+    let decoded = down::decode(payload).expect("what is written can be read");
+    let ids = |endings: &[down::Ending]| endings.iter().map(|e| e.id).collect::<Vec<_>>();
+    assert_eq!(ids(&decoded), ids(&endings));
+    // A window fits; more than that nobody reports.
+    if endings.len() <= 1024 {
+        let written = Header::decode(head).expect("a frame that may be sent");
+        assert_eq!(StreamId::from_transfer(written.transfer), stream);
+    }
 }
 
 fn check_table(header: &Header, bytes: &[u8]) {

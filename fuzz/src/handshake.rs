@@ -67,7 +67,10 @@ fn client(nonce: u8) -> Client {
     Client::new(ClientConfig {
         identity: identity("prefill-0", 0xc2, [0xc1; 32]),
         target: &target,
-        lane: LaneHello::new(7, 1, 4, NonZeroU32::MIN).expect("a lane"),
+        lane: LaneHello::new(7, 1, 4, NonZeroU32::MIN)
+            .expect("a lane")
+            .again(3)
+            .listening_at(7000),
         offer: offer(CLIENT_OFFER),
         nonce: [nonce; 32],
     })
@@ -228,7 +231,7 @@ fn faulty_server(fields: &[u8]) {
     if result == Ok(answer.len()) {
         assert_eq!(client.handle(&message(4, 0)), Ok(8));
         let established = client.established().expect("an established lane");
-        assert_eq!(established.owner, None);
+        assert_eq!(established.owners, []);
         check_established(established, CLIENT_OFFER, offer_at(fields, 2));
     } else {
         assert!(client.established().is_none());
@@ -255,12 +258,14 @@ fn faulty_client(fields: &[u8]) {
         "it does know the secret"
     );
     let proven = server.proven().expect("a proven client");
-    let owner = proven.owner.as_ref().expect("an owner proof");
+    let [owner] = &proven.owners[..] else {
+        panic!("one lane has one proof");
+    };
     assert!(
         !owner.verify(&Secret::new(SERVER_SECRET)),
         "that tag was made up"
     );
-    let theirs = offer_at(fields, 52);
+    let theirs = offer_at(fields, 58);
     match server.accept() {
         Ok(()) => {
             let established = server.established().expect("an established lane");

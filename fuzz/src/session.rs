@@ -415,8 +415,9 @@ impl Attack {
             let header = Header::decode(head).expect("the victim is honest");
             let middle = self.read(header.middle_bytes())?;
             let payload = self.read(header.payload_on_wire() as usize)?;
-            // It asks for signs of life when it likes.
-            if (header.kind, header.transfer) != (Kind::Ping, 0) {
+            // It asks for signs of life, and says which messages have come, when it likes.
+            let is_unasked = (header.kind, header.transfer) == (Kind::Ping, 0);
+            if !is_unasked && header.kind != Kind::Received {
                 return Some((header, middle, payload));
             }
         }
@@ -435,10 +436,12 @@ impl Attack {
 
     /// Ends the connection, or sees the victim end it.
     fn end(mut self) {
-        if self.model.verdict() == Verdict::Ends {
+        if self.model.verdict() != Verdict::GoesOn {
             while self.frame().is_some() {}
         }
         drop(self.stream);
+        // The victim would wait for another stream.
+        self.peer.disconnect();
         // When this returns, nobody writes there any more.
         let _ = self.region.deregister();
         let memory = self.victim.memory.bytes(0, 3 * GRANTED);

@@ -13,11 +13,16 @@
 //! ```text
 //!   this side            LaneDown(stream, landed)              the peer
 //!   lets go of   ──────────────────────────────────────►  lets go of the stream, if it has not,
-//!   the stream   ◄──────────────────────────────────────  sends its own LaneDown, and settles or
-//!                        LaneDown(stream, landed)          sends again what this side had or had not
+//!   the stream   ◄──────────────────────────────────────  sends its own LaneDown, settles what this
+//!                        LaneDown(stream, landed)          side had, sends again what it had not
 //! ```
 //!
-//! LaneDown is a numbered message: it arrives, whichever lanes are lost meanwhile.
+//! LaneDown is a numbered message: it arrives, whichever lanes are lost meanwhile. The order of
+//! calls matters in two places: a side calls [`Losses::close`] before [`Losses::open`] for the next
+//! stream of a lane, and queues its LaneDown before it sends anything on that next stream.
+
+#[cfg(test)]
+mod tests;
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -57,7 +62,8 @@ fn after(number: u32, count: usize) -> u32 {
     ((u64::from(number) - 1 + count as u64) % span + 1) as u32
 }
 
-/// Returns how far after `first` a number comes; more than half of all numbers where it comes before.
+/// Returns how far after `first` a number comes; more than half of all numbers where it comes
+/// before.
 fn distance(first: u32, number: u32) -> usize {
     let span = u64::from(u32::MAX);
     ((u64::from(number) + span - u64::from(first)) % span) as usize
@@ -83,7 +89,10 @@ impl Outbox {
     pub fn handle_received(&mut self, next: u32) -> Result<(), Violation> {
         let count = distance(self.first, next);
         if next == 0 || (count > self.kept.len() && count < BEFORE) {
-            let sent = after(self.first, self.kept.len().max(1) - 1);
+            let sent = match self.kept.len() {
+                0 => self.first - 1,
+                kept => after(self.first, kept - 1),
+            };
             return Err(Violation::MessageNotSent { sent, found: next });
         }
         if count >= BEFORE {
@@ -115,6 +124,9 @@ impl Outbox {
 }
 
 /// Which messages of the peer have come.
+///
+/// What the peer is told of them may be lost with its stream. It is told again with the next
+/// message, and there is one: the peer's LaneDown for that stream.
 #[derive(Debug)]
 pub struct Inbox {
     /// The number of the message that comes next.
@@ -135,8 +147,8 @@ impl Default for Inbox {
 }
 
 impl Inbox {
-    /// Says whether a message is to be delivered: it is the next, or has no number (0). Otherwise it was
-    /// delivered before, from another lane.
+    /// Says whether a message is to be delivered: it is the next, or has no number (0). Otherwise
+    /// it was delivered before, from another lane.
     ///
     /// # Errors
     /// A message before it was left out.
@@ -161,11 +173,12 @@ impl Inbox {
         Ok(false)
     }
 
-    /// Returns what is to be told of the messages that have come: the number of the next one, if the
-    /// peer keeps many that it need not keep, or any and it `asks`.
+    /// Returns what is to be told of the messages that have come: the number of the next one, if
+    /// the peer keeps many that it need not keep, or any and it `asks`.
     pub fn poll_received(&mut self, asks: bool) -> Option<u32> {
         let is_due = self.untold >= RECEIVED_MESSAGES || self.untold_bytes >= RECEIVED_BYTES;
-        if !(is_due || asks && self.untold > 0) {
+        let is_asked = asks && self.untold > 0;
+        if !is_due && !is_asked {
             return None;
         }
         (self.untold, self.untold_bytes) = (0, 0);
@@ -173,15 +186,42 @@ impl Inbox {
     }
 }
 
+/// Ranges of generations that a slot remembers not to have had. Each costs one reconnection, and is
+/// of use until the peer's word on it has come: old ones can go.
+const MAX_MISSED: usize = 64;
+
 /// One lane of a connection: its stream, and chunks of streams that were lost.
 #[derive(Debug)]
 struct Slot<C> {
+    /// The highest generation that is known, here or there.
     generation: u32,
-    is_open: bool,
+    /// The generation of the stream that is open here. ≤ generation
+    open: Option<u32>,
+    /// Generations before the present one that were never open here, as first and last: the peer
+    /// may have had those streams, and waits for a word on them. At most `MAX_MISSED`
+    missed: VecDeque<(u32, u32)>,
     /// What the peer has said of the stream that is open here: it is about to be closed.
     heard: Option<Vec<Ending>>,
     /// WRITE chunks of streams that were closed here, until the peer says what became of them.
     unknown: Vec<(u32, Vec<C>)>,
+}
+
+impl<C> Slot<C> {
+    /// Says whether a stream was never open here, once. The peer speaks of streams in their order:
+    /// it says nothing of older ones after this.
+    fn miss(&mut self, generation: u32) -> bool {
+        let is_missed = self
+            .missed
+            .iter()
+            .any(|(first, last)| (*first..=*last).contains(&generation));
+        if is_missed {
+            self.missed.retain(|(_, last)| *last > generation);
+            if let Some((first, _)) = self.missed.front_mut() {
+                *first = (*first).max(generation + 1);
+            }
+        }
+        is_missed
+    }
 }
 
 /// What is known of WRITE chunks whose stream was lost.
@@ -225,7 +265,8 @@ impl<C: Chunk> Losses<C> {
     pub fn new(lanes: usize) -> Self {
         let slot = || Slot {
             generation: 0,
-            is_open: true,
+            open: Some(0),
+            missed: VecDeque::new(),
             heard: None,
             unknown: Vec::new(),
         };
@@ -234,28 +275,37 @@ impl<C: Chunk> Losses<C> {
         }
     }
 
-    /// Notes that a lane has a new stream; false where that stream was given up before it was here, or a
-    /// newer one is.
+    /// Notes that a lane has a new stream; false where that stream was given up before it was here,
+    /// or a newer one is.
     #[must_use]
     pub fn open(&mut self, stream: StreamId) -> bool {
         let Some(slot) = self.slots.get_mut(usize::from(stream.lane)) else {
             return false;
         };
-        if slot.is_open || stream.generation <= slot.generation {
+        if slot.open.is_some() || stream.generation <= slot.generation {
             return false;
         }
+        let missed = (slot.generation + 1, stream.generation - 1);
+        if missed.0 <= missed.1 {
+            if slot.missed.len() >= MAX_MISSED {
+                slot.missed.pop_front();
+            }
+            slot.missed.push_back(missed);
+        }
         slot.generation = stream.generation;
-        slot.is_open = true;
+        slot.open = Some(stream.generation);
         true
     }
 
-    /// Notes that this side has let go of a stream on which these WRITE chunks were in flight. Returns
-    /// what is known of them already.
+    /// Notes that this side has let go of a stream on which these WRITE chunks were in flight.
+    /// Returns what is known of them already.
     pub fn close(&mut self, stream: StreamId, writes: Vec<C>) -> Known<C> {
         let Some(slot) = self.slots.get_mut(usize::from(stream.lane)) else {
             return Known::default();
         };
-        slot.is_open = false;
+        if slot.open == Some(stream.generation) {
+            slot.open = None;
+        }
         match slot.heard.take() {
             Some(endings) => know(writes, endings),
             None if writes.is_empty() => Known::default(),
@@ -282,13 +332,17 @@ impl<C: Chunk> Losses<C> {
             .get_mut(usize::from(lane))
             .ok_or(Violation::NoSuchLane { lane, lanes })?;
         if stream.generation > slot.generation {
-            // The peer has given a newer stream up before this side had it: no older one is left there.
+            // The peer has given a newer stream up before this side had it: no older one is left
+            // there.
             slot.generation = stream.generation;
             return Ok(Heard::Never);
         }
-        if slot.is_open && stream.generation == slot.generation {
+        if slot.open == Some(stream.generation) {
             slot.heard = Some(endings);
             return Ok(Heard::Close);
+        }
+        if slot.miss(stream.generation) {
+            return Ok(Heard::Never);
         }
         let is_it = |(generation, _): &mut (u32, Vec<C>)| *generation == stream.generation;
         let mut found = slot.unknown.extract_if(.., is_it);

@@ -271,8 +271,9 @@ pub struct Lane<O: Offer, A> {
     pongs: usize,
     /// How the peer's WRITE chunks ended, to be told. At most `own_window`, since `unsettled` is.
     replies: VecDeque<Ending>,
-    /// The last that were told: should the stream be lost, the peer may not have heard. A peer that keeps
-    /// its window waits for no others, since they end in the order of their frames. ≤ own_window
+    /// The last that were told: should the stream be lost, the peer may not have heard. It hears
+    /// them in this order and has at most a window in flight, so that it waits for no others. ≤
+    /// own_window
     told: VecDeque<Ending>,
     /// The peer's WRITE chunks that it was not told the end of. ≤ own_window
     unsettled: usize,
@@ -294,7 +295,8 @@ pub struct Remains<O: Offer> {
     pub reads: Vec<O::Chunk>,
     /// WRITE chunks that were in flight: they may have landed, or be about to.
     pub writes: Vec<O::Chunk>,
-    /// How WRITE chunks of the peer ended of which it may not have heard.
+    /// How WRITE chunks of the peer ended of which it may not have heard, oldest first. At most as
+    /// many as it may keep in flight.
     pub endings: Vec<Ending>,
 }
 
@@ -681,8 +683,15 @@ impl<O: Offer, A> Lane<O, A> {
             offers: offers.collect(),
             reads: self.reads.chunks.drain(..).collect(),
             writes: self.writes.chunks.drain(..).collect(),
-            endings: self.told.drain(..).chain(self.replies.drain(..)).collect(),
+            endings: self.endings(),
         }
+    }
+
+    /// Takes the last endings, as many as the peer can wait for.
+    fn endings(&mut self) -> Vec<Ending> {
+        let surplus = (self.told.len() + self.replies.len()).saturating_sub(self.own_window);
+        let endings = self.told.drain(..).chain(self.replies.drain(..));
+        endings.skip(surplus).collect()
     }
 
     fn outstanding(&mut self, op: Op) -> &mut Outstanding<O::Chunk> {

@@ -73,7 +73,10 @@ fn sides(client: Offer, server: Offer) -> (Client, Server) {
             secret: Secret::new(counting(0x60)),
         },
         target: &target.unwrap(),
-        lane: LaneHello::new(0x0102_0304_0506_0708, 1, 4, window(8)).unwrap(),
+        lane: LaneHello::new(0x0102_0304_0506_0708, 1, 4, window(8))
+            .unwrap()
+            .again(3)
+            .listening_at(7000),
         offer: client,
         nonce: counting(0x80),
     });

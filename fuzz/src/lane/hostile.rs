@@ -14,6 +14,8 @@ struct Books {
     writes: BTreeMap<ChunkId, u64>,
     reads: BTreeMap<ChunkId, u64>,
     landing: Vec<ChunkId>,
+    /// The peer's chunks that have ended, in this order.
+    ended: Vec<ChunkId>,
     replies: usize,
     unanswered: usize,
     pings: usize,
@@ -29,6 +31,7 @@ pub(super) fn check(data: &[u8]) {
         writes: BTreeMap::new(),
         reads: BTreeMap::new(),
         landing: Vec::new(),
+        ended: Vec::new(),
         replies: 0,
         unanswered: 0,
         pings: 0,
@@ -56,7 +59,11 @@ pub(super) fn check(data: &[u8]) {
         assert!(books.landing.len() + books.replies <= own_window);
         assert!(books.unanswered <= own_window);
     }
-    for piece in lane.close().chunks {
+    let remains = lane.close();
+    let endings: Vec<_> = remains.endings.iter().map(|ending| ending.id).collect();
+    let unheard = books.ended.len().saturating_sub(own_window);
+    assert_eq!(endings, books.ended[unheard..]);
+    for piece in remains.reads.into_iter().chain(remains.writes) {
         let lengths = [
             books.writes.remove(&piece.id),
             books.reads.remove(&piece.id),
@@ -82,6 +89,7 @@ fn act(lane: &mut Lane<Run, ()>, books: &mut Books, action: u8) {
     {
         let refusal = (action & 16 != 0).then(|| (Status::Other, "no".into()));
         lane.handle_landed(id, refusal);
+        books.ended.push(id);
         books.replies += 1;
     }
     if action & 32 != 0 {
@@ -133,6 +141,9 @@ fn is_due(
             assert!(header.kind as u8 >= Kind::Notify as u8);
             books.pings += usize::from(header.kind == Kind::Ping);
             assert!(books.pings <= MAX_PINGS);
+        }
+        Ok(Meaning::Received(next)) => {
+            assert_eq!((header.kind, next), (Kind::Received, header.seq));
         }
         Err(Violation::TooManyPings) => {
             assert_eq!((header.kind, books.pings), (Kind::Ping, MAX_PINGS));

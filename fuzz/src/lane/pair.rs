@@ -191,6 +191,7 @@ impl Side {
             Meaning::Ping(0) => self.lane.push_pong(0),
             Meaning::Ping(token) => self.arrive(Turn::Mark(token)),
             Meaning::Pong(_) => {}
+            Meaning::Received(_) => unreachable!("nobody sends it"),
         }
         self.take_turns(peer);
         true
@@ -244,8 +245,14 @@ impl Side {
 
     /// Closes the lane: each chunk that was taken is settled, in flight or landing.
     fn close(mut self) {
-        let Remains { offers, chunks } = self.lane.close();
-        for piece in chunks {
+        let Remains {
+            offers,
+            reads,
+            writes,
+            endings,
+        } = self.lane.close();
+        assert!(endings.len() <= self.own_window);
+        for piece in reads.into_iter().chain(writes) {
             let known = self.in_flight.remove(&piece.id());
             assert!(known.is_some(), "not in flight, or there twice");
             self.settle(piece.id);

@@ -1,15 +1,18 @@
 //! What a session should do with a stream of bytes.
 
 use tcpx::Op;
+use tcpx_proto::frame::down::{self, StreamId};
 use tcpx_proto::frame::{FLAG_INLINE, HEADER_BYTES, Header, Kind, Status, Table};
 use tcpx_testkit::attack::Target;
 
 use super::{GRANTED, WINDOW};
 
-/// Whether the connection goes on.
+/// Whether the stream goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     GoesOn,
+    /// The victim lets go of the stream, and keeps the connection.
+    Lost,
     Ends,
 }
 
@@ -68,6 +71,13 @@ pub(super) struct Model {
     /// WRITE chunks and READ requests since the last look.
     writes: usize,
     reads: usize,
+    /// The number of the attacker's next message.
+    next: u32,
+    /// Messages of the victim, of which the attacker has said to have these before `has`.
+    said: u32,
+    has: u32,
+    /// The highest generation of the lane that was spoken of.
+    generation: u32,
 }
 
 impl Model {
@@ -83,6 +93,10 @@ impl Model {
             settled: Vec::new(),
             writes: 0,
             reads: 0,
+            next: 1,
+            said: 0,
+            has: 1,
+            generation: 0,
         }
     }
 
@@ -105,9 +119,11 @@ impl Model {
         settled.map_or(Some(false), |(_, outcome)| *outcome)
     }
 
-    /// Whether more bytes could pass the window, or change what a READ finds.
+    /// Whether more bytes could pass the window, change what a READ finds, or speak of a message that
+    /// is about to be sent.
     pub(super) fn needs_sync(&self) -> bool {
-        self.reads > 0 || self.writes + 6 > WINDOW
+        let is_saying = self.due.iter().any(|due| due.kind == Kind::LaneDown);
+        self.reads > 0 || self.writes + 6 > WINDOW || is_saying
     }
 
     pub(super) fn awaits_answers(&self) -> bool {
@@ -221,6 +237,8 @@ impl Model {
             | Kind::Pong
             | Kind::Send
             | Kind::SendDone
+            | Kind::LaneDown
+            | Kind::Received
             | Kind::Goodbye => {}
         }
         self.stage = Stage::Payload {
@@ -269,7 +287,16 @@ impl Model {
             status,
             payload: None,
         };
+        let is_message = matches!(
+            header.kind,
+            Kind::Notify | Kind::Send | Kind::SendDone | Kind::LaneDown
+        );
+        if is_message && !self.is_new(header.seq) {
+            return;
+        }
         match header.kind {
+            Kind::LaneDown => self.down(header, payload),
+            Kind::Received => self.received(header.seq),
             Kind::Write if status.is_some() => self.due.push(due(Kind::WriteError, status)),
             Kind::Write => self.due.push(due(Kind::Ack, None)),
             Kind::Ping => self.due.push(Due {
@@ -279,6 +306,69 @@ impl Model {
             Kind::Send if status.is_some() => self.verdict = Verdict::Ends,
             Kind::Goodbye => self.verdict = Verdict::Ends,
             _ => {}
+        }
+    }
+
+    /// Counts a message. Returns whether it is looked at: it has no number, or the next one.
+    fn is_new(&mut self, number: u32) -> bool {
+        if number == 0 {
+            return true;
+        }
+        if number == self.next {
+            self.next += 1;
+            return true;
+        }
+        // Half of the numbers are ahead.
+        if number.wrapping_sub(self.next) < u32::MAX / 2 {
+            self.verdict = Verdict::Ends;
+        }
+        false
+    }
+
+    /// Takes the word that the attacker has let go of a stream.
+    fn down(&mut self, header: &Header, payload: &[u8]) {
+        let stream = StreamId::from_transfer(header.transfer);
+        let Ok(endings) = down::decode(payload) else {
+            return self.verdict = Verdict::Ends;
+        };
+        if stream.lane > 0 {
+            return self.verdict = Verdict::Ends;
+        }
+        if stream.generation > self.generation {
+            // The victim never had it, and says so.
+            self.generation = stream.generation;
+            self.said += 1;
+            self.due.push(Due {
+                kind: Kind::LaneDown,
+                transfer: header.transfer & 0xFFFF_FFFF_FFFF,
+                seq: self.said,
+                status: None,
+                payload: Some(Vec::new()),
+            });
+        } else if stream.generation == 0 {
+            self.verdict = Verdict::Lost;
+            // The attacker says how WRITE chunks of the victim have ended.
+            for ending in endings {
+                let is_named = |ours: &Ours| {
+                    let id = (ending.id.transfer, ending.id.seq);
+                    ours.op == Op::Write && (ours.transfer, ours.seq) == id
+                };
+                if let Some(at) = self.ours.iter().position(is_named) {
+                    let is_well = Some(ending.refusal.is_none());
+                    let outcome = is_well.filter(|well| !well || self.granted.is_some());
+                    self.settled.push((self.ours.remove(at), outcome));
+                }
+            }
+        }
+    }
+
+    /// Takes the word that the attacker has the victim's messages before a number.
+    fn received(&mut self, next: u32) {
+        let ahead = next.wrapping_sub(self.has);
+        if next == 0 || (ahead > self.said + 1 - self.has && ahead < u32::MAX / 2) {
+            self.verdict = Verdict::Ends;
+        } else if ahead < u32::MAX / 2 {
+            self.has = next;
         }
     }
 

@@ -1,5 +1,4 @@
-//! The payload of [`Kind::LaneDown`](super::Kind::LaneDown): how the WRITE chunks of a lost stream
-//! ended.
+//! The payload of [`Kind::LaneDown`]: how the WRITE chunks of a lost stream ended.
 //!
 //! The `transfer` of the frame names the stream: the lane in its low 16 bits, above them the
 //! generation of the stream in this lane. Each entry has 16 bytes and a text.
@@ -66,7 +65,7 @@ pub fn encode<'a>(
             None => (Status::Ok, ""),
             Some((status, text)) => (*status, text.as_str()),
         };
-        let text = &text.as_bytes()[..text.len().min(MAX_TEXT)];
+        let text = &text.as_bytes()[..text.floor_char_boundary(MAX_TEXT)];
         payload.put_u64(id.transfer);
         payload.put_u32(id.seq);
         payload.put_u8(status as u8);
@@ -86,7 +85,7 @@ pub fn encode<'a>(
 /// Reads the payload of a LaneDown frame.
 ///
 /// # Errors
-/// An entry is cut short.
+/// An entry is cut short, or has a reserved byte that is not 0.
 pub fn decode(payload: &[u8]) -> Result<Vec<Ending>, CodecError> {
     let mut reader = Reader::new(payload);
     let mut endings = Vec::new();
@@ -96,7 +95,7 @@ pub fn decode(payload: &[u8]) -> Result<Vec<Ending>, CodecError> {
             seq: reader.u32()?,
         };
         let status = Status::from_u8(reader.u8()?);
-        reader.u8()?;
+        reader.reserved()?;
         let len = usize::from(reader.u16()?);
         let text = String::from_utf8_lossy(reader.bytes(len)?).into_owned();
         let refusal = (status != Status::Ok).then_some((status, text));
@@ -132,9 +131,29 @@ mod tests {
         assert_eq!(header.payload as usize, payload.len());
         assert_eq!(StreamId::from_transfer(header.transfer), stream);
         assert_eq!(decode(payload), Ok(told));
-        for cut in 1..16 {
+        for cut in (1..payload.len()).filter(|cut| *cut != 16) {
             assert!(decode(&payload[..cut]).is_err(), "{cut}");
         }
+        let mut reserved = payload.to_vec();
+        reserved[13] = 1;
+        let found = CodecError::ReservedNotZero { found: 1 };
+        assert_eq!(decode(&reserved), Err(found));
+    }
+
+    #[test]
+    fn a_long_text_is_cut_between_characters() {
+        let stream = StreamId {
+            lane: 0,
+            generation: 0,
+        };
+        let refused = Some((Status::Other, "ä".repeat(40) + "x"));
+        let mut frame = Vec::new();
+        encode(&mut frame, stream, 1, &[ending(0, refused)]);
+        let [heard] = &decode(&frame[HEADER_BYTES..]).unwrap()[..] else {
+            panic!("one entry");
+        };
+        let text = Some((Status::Other, "ä".repeat(MAX_TEXT / 2)));
+        assert_eq!(heard.refusal, text);
     }
 
     #[test]

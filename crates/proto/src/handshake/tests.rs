@@ -59,7 +59,10 @@ fn client_with(target: &ConnectionInfo, nonce: u8, offer: Offer) -> Client {
     Client::new(ClientConfig {
         identity: identity(CLIENT),
         target,
-        lane: LaneHello::new(77, 2, 4, window(8)).unwrap(),
+        lane: LaneHello::new(77, 2, 4, window(8))
+            .unwrap()
+            .again(5)
+            .listening_at(7000),
         offer,
         nonce: [nonce; NONCE_LEN],
     })
@@ -180,9 +183,11 @@ fn both_sides_agree() {
     assert_eq!(at_client.peer_id, identity(SERVER).id);
     assert_eq!(at_client.peer_window, window(16));
     assert_eq!(at_client.owners, []);
+    assert_eq!((at_client.peer_port, at_server.peer_port), (0, 7000));
     for side in [at_client, at_server] {
         assert_eq!((side.version, side.features.bits()), (VERSION, CHOSEN));
         assert_eq!((side.connection, side.lane, side.lanes), (77, 2, 4));
+        assert_eq!(side.generation, 5);
     }
 }
 
@@ -256,19 +261,22 @@ fn the_longest_messages_fit_the_limit() {
         ..identity(SERVER)
     };
     let mut client = client_to(&info_of(&at_server), 1);
-    assert_eq!(client.poll_transmit().unwrap().len(), 8 + 93 + 6);
+    assert_eq!(client.poll_transmit().unwrap().len(), 8 + 99 + 6);
     let client = Client::new(ClientConfig {
         identity: Identity {
             name: long(),
             ..identity(CLIENT)
         },
         target: &info_of(&at_server),
-        lane: LaneHello::new(u64::MAX, 65534, 65535, NonZeroU32::MAX).unwrap(),
+        lane: LaneHello::new(u64::MAX, 65534, 65535, NonZeroU32::MAX)
+            .unwrap()
+            .again(u32::MAX)
+            .listening_at(u16::MAX),
         offer: CLIENT_OFFER,
         nonce: [1; NONCE_LEN],
     });
     let honest = Honest::between(client, server_as(at_server, 2));
-    assert_eq!(honest.hello.len(), 8 + 93 + 255);
+    assert_eq!(honest.hello.len(), 8 + 99 + 255);
     assert_eq!(honest.server_hello.len(), 8 + 79 + 255);
     assert_eq!(honest.proof.len(), 8 + 64);
     assert_eq!(honest.ready.len(), 8);

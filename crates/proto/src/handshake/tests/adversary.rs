@@ -259,11 +259,11 @@ fn impossible_fields_are_refused_by_name() {
     assert_eq!(with(56, &[0; 4]), bad(MessageError::WindowZero));
     let missing = Features::from_bits(0b1000_0001);
     assert_eq!(
-        with(64, &[0b1000_0011]),
+        with(70, &[0b1000_0011]),
         bad(MessageError::RequiredNotOffered { missing })
     );
-    assert_eq!(with(100, &[0]).1, RejectCode::BadMessage);
-    assert_eq!(with(101, &[0xff]).1, RejectCode::BadMessage);
+    assert_eq!(with(106, &[0]).1, RejectCode::BadMessage);
+    assert_eq!(with(107, &[0xff]).1, RejectCode::BadMessage);
     let asked = SessionId([9; 16]);
     let unknown = HandshakeError::PeerTargetUnknown { asked };
     assert_eq!(with(28, &[9; 16]), (unknown, RejectCode::UnknownSession));
@@ -305,6 +305,7 @@ fn a_reject_is_as_long_as_its_code_wants() {
     };
     let code = |code| HandshakeError::PeerRejected { code };
     assert_eq!(said(&[5, 0]), code(RejectCode::Closing));
+    assert_eq!(said(&[8, 0]), code(RejectCode::UnknownConnection));
     let trailing = crate::codec::CodecError::Trailing { left: 1 };
     assert_eq!(said(&[5, 0, 0]), MessageError::from(trailing).into());
     // Of a code that is not known, what follows it is not known either.

@@ -98,7 +98,7 @@ fn encryption_is_never_agreed_on() {
     let all = Offer::new(Features::from_bits(u32::MAX), Features::NONE).unwrap();
     let mut client = client_with(&info_of(&identity(SERVER)), 1, all);
     let hello = client.poll_transmit().unwrap();
-    assert_eq!(hello[60..68], [0xf2, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
+    assert_eq!(hello[66..74], [0xf2, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
     let mut server = server_with(identity(SERVER), 2, all);
     server.handle(&hello).unwrap();
     let answer = server.poll_transmit().unwrap();

@@ -419,6 +419,41 @@ fn a_closed_lane_takes_and_sends_nothing() {
 }
 
 #[test]
+fn a_closed_lane_knows_what_the_peer_may_not_have_heard() {
+    let refusal = |seq: u32| (seq % 2 == 1).then(|| (Status::Other, format!("no {seq}")));
+    let ending = |seq| Ending {
+        id: chunk(9, seq),
+        refusal: refusal(seq),
+    };
+    // Of 6 chunks, so many were told of; the others landed and wait.
+    for told in 0..=6 {
+        let mut lane = Alone::new(1, 4, 1);
+        for seq in 0..6 {
+            let write = frame(Kind::Write, chunk(9, seq), 1);
+            assert_eq!(lane.handle_frame(&write), Ok(Meaning::Write(chunk(9, seq))));
+            lane.handle_landed(chunk(9, seq), refusal(seq));
+            if seq < told {
+                assert_eq!(urgent(&mut lane).len(), 1);
+            } else if lane.replies() == 4 {
+                break;
+            }
+        }
+        let last = lane.replies() as u32 + told;
+        let first = last.saturating_sub(4);
+        let endings: Vec<_> = (first..last).map(ending).collect();
+        assert_eq!(lane.close().endings, endings, "{told} were told");
+        assert_eq!(lane.close().endings, []);
+    }
+    // Those in front of a mark were not sent, and not heard of.
+    let mut lane = Alone::new(1, 4, 1);
+    lane.handle_frame(&frame(Kind::Write, chunk(9, 0), 1))
+        .unwrap();
+    lane.handle_landed(chunk(9, 0), None);
+    assert!(lane.push_mark(5));
+    assert_eq!(lane.close().endings, [ending(0)]);
+}
+
+#[test]
 fn violations_name_the_chunk_and_the_limit() {
     let violations = [
         Violation::NotInFlight {

@@ -60,7 +60,7 @@ impl SocketOptions {
 pub struct Delivery {
     /// Bytes that the other end has acknowledged.
     pub acknowledged: u64,
-    /// Whether bytes were sent that it has not. Those that wait for room at the other end do not count.
+    /// Whether there are bytes that it has not, and has room for.
     pub is_under_way: bool,
 }
 
@@ -241,9 +241,12 @@ impl Stream {
     /// The system does not say.
     pub fn delivery(&self) -> io::Result<Delivery> {
         // Where the fields of `struct tcp_info` are that are needed here. It only ever grows.
+        const SEGMENT: usize = 16;
         const UNACKED: usize = 24;
         const BYTES_ACKED: usize = 120;
-        let mut info = [0u8; BYTES_ACKED + 8];
+        const NOT_SENT: usize = 144;
+        const WINDOW: usize = 228;
+        let mut info = [0u8; WINDOW + 4];
         let mut len = info.len() as libc::socklen_t;
         // SAFETY: the descriptor is open while `self` lives, and the kernel writes at most `len` bytes
         // to the buffer and the length back.
@@ -259,16 +262,16 @@ impl Stream {
         if result != 0 {
             return Err(io::Error::last_os_error());
         }
-        let (unacked, acked) = (
-            info[UNACKED..].first_chunk(),
-            info[BYTES_ACKED..].first_chunk(),
-        );
-        let (Some(unacked), Some(acked)) = (unacked, acked) else {
-            return Err(io::ErrorKind::Unsupported.into());
+        let number = |at: usize| {
+            let bytes = info[at..].first_chunk().copied();
+            u32::from_ne_bytes(bytes.unwrap_or_default())
         };
+        let acknowledged = info[BYTES_ACKED..].first_chunk().copied();
+        // What an older kernel does not say is 0: then only what was sent counts.
+        let may_send = number(WINDOW) > 0 && number(WINDOW) >= number(SEGMENT);
         Ok(Delivery {
-            acknowledged: u64::from_ne_bytes(*acked),
-            is_under_way: u32::from_ne_bytes(*unacked) > 0,
+            acknowledged: u64::from_ne_bytes(acknowledged.unwrap_or_default()),
+            is_under_way: number(UNACKED) > 0 || (number(NOT_SENT) > 0 && may_send),
         })
     }
 

@@ -200,6 +200,75 @@ impl TwoMachines {
         }
     }
 
+    /// Limits a cable to so much, such as `1gbit`, in both directions.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn limit(&self, cable: usize, rate: &str) {
+        let cable = format!("cable{cable}");
+        for machine in [Machine::Left, Machine::Right] {
+            let shape = ["tc", "qdisc", "replace", "dev", &cable, "root", "tbf"];
+            let arguments = ["rate", rate, "burst", "256kb", "latency", "20ms"];
+            self.exec(machine, &[&shape[..], &arguments].concat())
+                .expect("the cable can be limited");
+        }
+    }
+
+    /// Ends every TCP stream of a machine, as a reset by the network does.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn reset_streams(&self, machine: Machine) {
+        self.exec(machine, &["ss", "-K", "-t", "state", "established"])
+            .expect("streams can be reset");
+    }
+
+    /// Removes or gives back the address of a machine on a cable.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn set_address(&self, machine: Machine, cable: usize, is_there: bool) {
+        let prefix = match self.family {
+            Family::V4 => 24,
+            Family::V6 => 64,
+        };
+        let address = format!("{}/{prefix}", self.address(machine, cable));
+        let cable = format!("cable{cable}");
+        let action = if is_there { "add" } else { "del" };
+        let mut arguments = vec!["-n", self.name(machine), "address", action, &address];
+        arguments.extend(["dev", &cable]);
+        if is_there && self.family == Family::V6 {
+            arguments.push("nodad");
+        }
+        ip(&arguments).expect("the address can be changed");
+    }
+
+    /// Drops what leaves a machine and matches the rule, such as `tcp sport 7000`, until
+    /// [`TwoMachines::let_through`]. False, with a message, where that is not possible.
+    #[must_use]
+    pub fn swallow(&self, machine: Machine, rule: &str) -> bool {
+        let table = format!(
+            "table inet tcpxtest {{\nchain out {{\ntype filter hook output priority 0;\n{rule} drop\n}}\n}}\n"
+        );
+        match self.exec(machine, &["nft", &table]) {
+            Ok(_) => true,
+            Err(why) => {
+                skipped(&format!("packets cannot be dropped here: {why}"));
+                false
+            }
+        }
+    }
+
+    /// Ends what [`TwoMachines::swallow`] has begun.
+    pub fn let_through(&self, machine: Machine) {
+        let _ = self.exec(machine, &["nft", "delete table inet tcpxtest"]);
+    }
+
+    /// Runs a program on a machine and returns its output.
+    fn exec(&self, machine: Machine, command: &[&str]) -> Result<String, String> {
+        ip(&[&["netns", "exec", self.name(machine)], command].concat())
+    }
+
     fn name(&self, machine: Machine) -> &str {
         match machine {
             Machine::Left => &self.left,

@@ -246,6 +246,8 @@ pub struct Lane {
     pub bytes_sent: u64,
     /// Bytes that came.
     pub bytes_received: u64,
+    /// Whether it has a stream.
+    pub is_up: bool,
 }
 
 /// A notification that arrived.

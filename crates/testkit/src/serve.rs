@@ -117,6 +117,7 @@ impl State {
                     remote: l.remote,
                     bytes_sent: l.bytes_sent,
                     bytes_received: l.bytes_received,
+                    is_up: l.is_up,
                 });
                 json!(lanes.collect::<Vec<_>>())
             }

@@ -40,6 +40,8 @@ pub struct LaneInfo {
     pub bytes_sent: u64,
     /// Bytes that came on it, framing included.
     pub bytes_received: u64,
+    /// Whether it has a stream. A lane that was lost gets a new one; its counts begin anew.
+    pub is_up: bool,
 }
 
 /// A way to a peer.

@@ -4,6 +4,7 @@
 mod attack;
 mod closing;
 mod connect;
+mod failover;
 mod failure;
 mod forks;
 mod insiders;

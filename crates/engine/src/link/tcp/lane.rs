@@ -275,6 +275,7 @@ impl Lane {
             remote: self.remote,
             bytes_sent: self.bytes_sent.load(Ordering::Relaxed),
             bytes_received: self.bytes_received.load(Ordering::Relaxed),
+            is_up: !self.is_down(),
         }
     }
 

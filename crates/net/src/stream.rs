@@ -301,6 +301,11 @@ impl Stream {
 
     /// Closes the stream by a reset: the other end notices at once, and the kernel keeps nothing of it.
     pub fn reset(self) {
+        self.reset_when_closed();
+    }
+
+    /// Has the stream end by a reset when it is closed: the kernel keeps nothing of it then.
+    pub fn reset_when_closed(&self) {
         // Refused by no TCP socket; without it this is an ordinary close.
         let _ = self.socket.set_linger(Some(Duration::ZERO));
     }

@@ -42,7 +42,7 @@ impl Stage {
         while !is_over() {
             let begin = Instant::now();
             let content = Content::pattern(u64::from(rounds) + 7);
-            self.alice.fill(&here, content.clone());
+            self.alice.fill(&here, content);
             let message = |what: &str| format!("{what} {rounds}").into_bytes();
             self.alice.notify("bob", &message("before"));
             write
@@ -50,7 +50,7 @@ impl Stage {
                 .expect("posted");
             write.wait().expect("written");
             self.alice.notify("bob", &message("after"));
-            let expected = Expected::untouched(0).with(0..LEN, content.clone());
+            let expected = Expected::untouched(0).with(0..LEN, content);
             self.bob.check(&there, &expected);
             self.alice.fill(&here, Content::Byte(LOCAL_POISON));
             read.post_with_notification(&message("read"))

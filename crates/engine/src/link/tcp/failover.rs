@@ -63,6 +63,8 @@ impl Connection {
             lane.worker.remove(*token, &lane.stream);
         }
         self.hear_out(lane);
+        // What the kernel still has of it is of no use to anybody.
+        lane.stream.reset_when_closed();
         lane.sender.lock().close();
         let receiving = lane.receiver.lock().close(self);
         // What was received before is being delivered: the peer learns that it has landed.

@@ -7,6 +7,7 @@
 //! [`event`], dealt with after its lock is released. Lanes share the counters of the runs that they take
 //! chunks from, the slot pool and the registry, and no lock of their own.
 
+mod drive;
 mod event;
 mod failover;
 mod lane;
@@ -24,31 +25,24 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use tcpx_net::Stream;
 use tcpx_proto::connection::Losses;
 use tcpx_proto::frame::down::StreamId;
 use tcpx_proto::frame::{Header, Kind, Status};
 use tcpx_proto::handshake::Established;
 use tcpx_proto::info::ConnectionInfo;
 
+use self::drive::{DrivenLane, Pause};
 use self::failover::Lost;
 pub(crate) use self::lane::{Lane, Windows};
 use self::liveness::Liveness;
 use self::messages::Messages;
 use self::ping::Pings;
-use super::{
-    Above, Context, Drive, Driven, LaneInfo, Link, Origin, Rejoined, Share, Wanted, WantedStream,
-};
+use super::{Above, Context, Drive, LaneInfo, Link, Origin, Rejoined, Share, Wanted, WantedStream};
 use crate::carrier::{Allowance, LetGo};
 use crate::error::{Error, LostCause, Misbehaviour};
 use crate::log::limited;
 use crate::sync::{Mutex, Rank};
 use crate::transfer::{Announcement, ChunkRef, Run};
-
-/// System calls in each direction that a worker makes on a lane before others have their turn.
-const WORKER_BUDGET: usize = 32;
-/// The same for a caller who polls: fewer, so that no poll takes long.
-const CALLER_BUDGET: usize = 4;
 
 /// An authenticated connection to a peer.
 ///
@@ -70,8 +64,8 @@ pub(crate) struct Connection {
     /// Streams that were lost, and the WRITE chunks that were in flight on them.
     losses: Mutex<Losses<ChunkRef>>,
     lost: Mutex<Lost>,
-    /// The next generation of a stream that we make, whichever the lane.
-    next_generation: AtomicU32,
+    /// The next generation of a stream that we make, for each lane.
+    next_generation: Box<[AtomicU32]>,
     /// Bytes that moved on streams that were lost.
     retired: AtomicU64,
     /// Chunks that the peer may have in flight on a lane.
@@ -83,34 +77,6 @@ pub(crate) struct Connection {
     pings: Pings,
     pause: Pause,
     liveness: Mutex<Liveness>,
-}
-
-/// Keeps a caller who polls a large transfer from asking the kernel again and again whether it takes
-/// more: each question takes the socket's lock, which the answer needs.
-struct Pause {
-    epoch: Instant,
-    /// Nanoseconds after the epoch.
-    until: AtomicU64,
-}
-
-impl Pause {
-    const LENGTH: Duration = Duration::from_micros(10);
-
-    fn new() -> Self {
-        Self {
-            epoch: Instant::now(),
-            until: AtomicU64::new(0),
-        }
-    }
-
-    fn is_over(&self) -> bool {
-        self.epoch.elapsed().as_nanos() as u64 >= self.until.load(Ordering::Relaxed)
-    }
-
-    fn begin(&self) {
-        let until = self.epoch.elapsed() + Self::LENGTH;
-        self.until.store(until.as_nanos() as u64, Ordering::Relaxed);
-    }
 }
 
 impl Windows {
@@ -150,7 +116,7 @@ impl Connection {
             messages: Messages::new(&lanes[0]),
             losses: Mutex::new(Rank::Leaf, Losses::new(lanes.len())),
             lost: Mutex::new(Rank::Leaf, Lost::default()),
-            next_generation: AtomicU32::new(1),
+            next_generation: lanes.iter().map(|_| AtomicU32::new(1)).collect(),
             retired: AtomicU64::new(0),
             established,
             lanes: ArcSwap::from_pointee(lanes),
@@ -214,48 +180,6 @@ impl Connection {
             peer: self.above.name().to_owned(),
             status,
             text: String::from_utf8_lossy(text).into_owned(),
-        }
-    }
-
-    fn attend(&self, lane: &Lane) -> Drive {
-        lane.attend();
-        let drive = self.drive(lane, CALLER_BUDGET);
-        // The caller may leave now, and what it has taken from the socket the worker never hears of.
-        if lane.is_unfinished() && !lane.is_in_care() {
-            lane.call_worker();
-        }
-        drive
-    }
-
-    /// Moves what can be moved on one lane without waiting.
-    fn drive(&self, lane: &Lane, budget: usize) -> Drive {
-        let mut drive = match lane.fill(self, budget) {
-            Ok(drive) => drive,
-            Err(ended) => {
-                self.lane_ended(lane, ended);
-                return Drive::default();
-            }
-        };
-        if lane.is_unfinished() {
-            drive.progress |= self.pump(lane, budget);
-            drive.more |= lane.is_dirty();
-        }
-        drive
-    }
-
-    /// Sends what is waiting on a lane, as far as that is possible without waiting; says whether bytes
-    /// went out.
-    fn pump(&self, lane: &Lane, budget: usize) -> bool {
-        lane.pump(self, budget).unwrap_or_else(|ended| {
-            self.lane_ended(lane, ended);
-            false
-        })
-    }
-
-    /// Receives what has come on a lane before its end: the peer may have said why.
-    fn hear_out(&self, lane: &Lane) {
-        if let Err(ended) = lane.hear_out(self) {
-            self.lane_ended(lane, ended);
         }
     }
 
@@ -409,7 +333,7 @@ impl Link for Connection {
         if self.has_ended() || !lost.is_down() {
             return None;
         }
-        let generation = self.next_generation.fetch_add(1, Ordering::Relaxed);
+        let generation = self.next_generation[lane].fetch_add(1, Ordering::Relaxed);
         Some(WantedStream {
             connection: self.established.connection,
             id: StreamId {
@@ -544,63 +468,5 @@ impl Link for Connection {
         let error = self.end.get().cloned().unwrap_or(Error::Closed);
         limited!(DEBUG, peer = self.above.name(), %error, "connection ended");
         self.above.lost(&link, &error);
-    }
-}
-
-/// One lane, as the thread that drives it knows it.
-struct DrivenLane {
-    connection: Arc<Connection>,
-    lane: Arc<Lane>,
-}
-
-impl DrivenLane {
-    fn lane(&self) -> &Lane {
-        &self.lane
-    }
-}
-
-impl Driven for DrivenLane {
-    fn work(&self) -> Drive {
-        self.connection.drive(&self.lane, WORKER_BUDGET)
-    }
-
-    fn is_dead(&self) -> bool {
-        self.lane.is_down() || self.connection.has_ended()
-    }
-
-    fn stream(&self) -> &Stream {
-        &self.lane().stream
-    }
-
-    fn attended(&self) -> u64 {
-        self.lane().attended()
-    }
-
-    fn take_care(&self, yes: bool) {
-        self.lane().take_care(yes);
-    }
-
-    fn prepare_sleep(&self) {
-        self.lane().prepare_sleep();
-    }
-
-    fn is_dirty(&self) -> bool {
-        self.lane().is_dirty()
-    }
-
-    fn is_blocked(&self) -> bool {
-        self.lane().is_blocked()
-    }
-
-    fn is_staging(&self) -> bool {
-        self.lane().is_staging()
-    }
-
-    fn is_paused(&self) -> bool {
-        self.lane().is_paused()
-    }
-
-    fn needs_this_core(&self) -> bool {
-        self.lane().needs_this_core()
     }
 }

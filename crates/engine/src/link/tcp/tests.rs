@@ -6,10 +6,11 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use tcpx_net::{Cursor, Listener, SocketOptions, Stream};
+use tcpx_proto::frame::down::StreamId;
 use tcpx_proto::frame::{FLAG_COMM, Header, Kind};
 
-use super::{Connection, Lane, WORKER_BUDGET, Windows};
-use tcpx_proto::frame::down::StreamId;
+use super::drive::WORKER_BUDGET;
+use super::{Connection, Lane, Windows};
 
 use crate::carrier::comm::RawLane;
 use crate::link::Link;

@@ -1,0 +1,146 @@
+//! Moving what can be moved on a lane without waiting: for callers who poll, and for worker threads.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tcpx_net::Stream;
+
+use super::Connection;
+use super::lane::Lane;
+use crate::link::{Drive, Driven};
+
+/// System calls in each direction that a worker makes on a lane before others have their turn.
+pub(super) const WORKER_BUDGET: usize = 32;
+/// The same for a caller who polls: fewer, so that no poll takes long.
+const CALLER_BUDGET: usize = 4;
+
+/// Keeps a caller who polls a large transfer from asking the kernel again and again whether it takes
+/// more: each question takes the socket's lock, which the answer needs.
+pub(super) struct Pause {
+    epoch: Instant,
+    /// Nanoseconds after the epoch.
+    until: AtomicU64,
+}
+
+impl Pause {
+    const LENGTH: Duration = Duration::from_micros(10);
+
+    pub(super) fn new() -> Self {
+        Self {
+            epoch: Instant::now(),
+            until: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.epoch.elapsed().as_nanos() as u64 >= self.until.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn begin(&self) {
+        let until = self.epoch.elapsed() + Self::LENGTH;
+        self.until.store(until.as_nanos() as u64, Ordering::Relaxed);
+    }
+}
+
+impl Connection {
+    pub(super) fn attend(&self, lane: &Lane) -> Drive {
+        lane.attend();
+        let drive = self.drive(lane, CALLER_BUDGET);
+        // The caller may leave now, and what it has taken from the socket the worker never hears of.
+        if lane.is_unfinished() && !lane.is_in_care() {
+            lane.call_worker();
+        }
+        drive
+    }
+
+    /// Moves what can be moved on one lane without waiting.
+    pub(super) fn drive(&self, lane: &Lane, budget: usize) -> Drive {
+        let mut drive = match lane.fill(self, budget) {
+            Ok(drive) => drive,
+            Err(ended) => {
+                self.lane_ended(lane, ended);
+                return Drive::default();
+            }
+        };
+        if lane.is_unfinished() {
+            drive.progress |= self.pump(lane, budget);
+            drive.more |= lane.is_dirty();
+        }
+        drive
+    }
+
+    /// Sends what is waiting on a lane, as far as that is possible without waiting; says whether bytes
+    /// went out.
+    pub(super) fn pump(&self, lane: &Lane, budget: usize) -> bool {
+        lane.pump(self, budget).unwrap_or_else(|ended| {
+            self.lane_ended(lane, ended);
+            false
+        })
+    }
+
+    /// Receives what has come on a lane before its end: the peer may have said why.
+    pub(super) fn hear_out(&self, lane: &Lane) {
+        if let Err(ended) = lane.hear_out(self) {
+            self.lane_ended(lane, ended);
+        }
+    }
+}
+
+/// One lane, as the thread that drives it knows it.
+pub(super) struct DrivenLane {
+    pub(super) connection: Arc<Connection>,
+    pub(super) lane: Arc<Lane>,
+}
+
+impl DrivenLane {
+    fn lane(&self) -> &Lane {
+        &self.lane
+    }
+}
+
+impl Driven for DrivenLane {
+    fn work(&self) -> Drive {
+        self.connection.drive(&self.lane, WORKER_BUDGET)
+    }
+
+    fn is_dead(&self) -> bool {
+        self.lane.is_down() || self.connection.has_ended()
+    }
+
+    fn stream(&self) -> &Stream {
+        &self.lane().stream
+    }
+
+    fn attended(&self) -> u64 {
+        self.lane().attended()
+    }
+
+    fn take_care(&self, yes: bool) {
+        self.lane().take_care(yes);
+    }
+
+    fn prepare_sleep(&self) {
+        self.lane().prepare_sleep();
+    }
+
+    fn is_dirty(&self) -> bool {
+        self.lane().is_dirty()
+    }
+
+    fn is_blocked(&self) -> bool {
+        self.lane().is_blocked()
+    }
+
+    fn is_staging(&self) -> bool {
+        self.lane().is_staging()
+    }
+
+    fn is_paused(&self) -> bool {
+        self.lane().is_paused()
+    }
+
+    fn needs_this_core(&self) -> bool {
+        self.lane().needs_this_core()
+    }
+}

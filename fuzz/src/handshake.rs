@@ -228,7 +228,7 @@ fn faulty_server(fields: &[u8]) {
     if result == Ok(answer.len()) {
         assert_eq!(client.handle(&message(4, 0)), Ok(8));
         let established = client.established().expect("an established lane");
-        assert_eq!(established.owner, None);
+        assert_eq!(established.owners, []);
         check_established(established, CLIENT_OFFER, offer_at(fields, 2));
     } else {
         assert!(client.established().is_none());
@@ -255,7 +255,9 @@ fn faulty_client(fields: &[u8]) {
         "it does know the secret"
     );
     let proven = server.proven().expect("a proven client");
-    let owner = proven.owner.as_ref().expect("an owner proof");
+    let [owner] = &proven.owners[..] else {
+        panic!("one owner proof for one lane");
+    };
     assert!(
         !owner.verify(&Secret::new(SERVER_SECRET)),
         "that tag was made up"

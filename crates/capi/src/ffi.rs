@@ -211,3 +211,53 @@ macro_rules! take {
 }
 
 pub(crate) use {borrow, borrow_mut, out, slice, take, text};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr::{null, null_mut};
+
+    #[test]
+    fn null_is_no_place_for_a_result() {
+        // SAFETY: NULL is allowed.
+        let result = unsafe { out_from::<u32>(null_mut(), "result") };
+        assert!(matches!(result, Err(Failure::Null("result"))));
+        // SAFETY: as above.
+        let result = unsafe { mut_from::<u32>(null_mut(), "result") };
+        assert!(matches!(result, Err(Failure::Null("result"))));
+    }
+
+    #[test]
+    fn null_is_a_slice_of_nothing_only() {
+        // SAFETY: NULL is allowed.
+        let slice = |len| unsafe { slice_from::<u8>(null(), len, "bytes") };
+        assert!(matches!(slice(0), Ok([])));
+        assert!(matches!(slice(1), Err(Failure::Null("bytes"))));
+    }
+
+    #[test]
+    fn a_text_is_there_and_is_utf8() {
+        // SAFETY: literals end with NUL, and NULL is allowed.
+        let text = |pointer| unsafe { text_from(pointer, "name") };
+        assert!(matches!(text(c"caf\u{e9}".as_ptr()), Ok("caf\u{e9}")));
+        assert!(matches!(
+            text(c"caf\xe9".as_ptr()),
+            Err(Failure::NotText("name"))
+        ));
+        assert!(matches!(text(null()), Err(Failure::Null("name"))));
+    }
+
+    #[test]
+    fn a_panic_does_not_reach_c() {
+        struct Clumsy;
+        impl Drop for Clumsy {
+            fn drop(&mut self) {
+                panic!("while it was freed");
+            }
+        }
+        let internal = tcpx_status::TCPX_ERROR_INTERNAL;
+        assert_eq!(call(|| panic!("in a call")), internal);
+        assert_eq!(call_or(7, || panic!("in a call")), 7);
+        end(Some(Clumsy));
+    }
+}

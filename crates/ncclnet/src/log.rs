@@ -10,12 +10,18 @@
 //!
 //! The target of every line is [`TARGET`], so that a filter such as `nccl_net_plugin=debug` selects
 //! them. The logger has no argument that says which plugin is speaking.
+//!
+//! Each place in a plugin's code writes a few lines at once and then one a second; the next one that is
+//! written says in `left_out` how many were not.
+
+mod limit;
 
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_ulong};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, Once};
+use std::time::Instant;
 
 use tracing::Level;
 
@@ -198,7 +204,13 @@ fn remember(text: &str) {
 fn emit(level: Level, flags: c_ulong, file: &str, line: c_int, text: &str) {
     macro_rules! event {
         ($level:expr) => {
-            tracing::event!(target: TARGET, $level, at = %format_args!("{file}:{line}"), flags, "{text}")
+            if tracing::enabled!(target: TARGET, $level)
+                && let Some(left_out) = limit::of(file.as_bytes(), line).admit(Instant::now())
+            {
+                let left_out = (left_out > 0).then_some(left_out);
+                let at = format_args!("{file}:{line}");
+                tracing::event!(target: TARGET, $level, at = %at, flags, left_out, "{text}")
+            }
         };
     }
     match level {
@@ -255,15 +267,7 @@ mod tests {
 
     #[test]
     fn lines_become_events_of_their_level_with_the_plugins_file_and_line() {
-        let written = Arc::new(Mutex::new(Vec::new()));
-        let writer = Arc::clone(&written);
-        let subscriber = tracing_subscriber::fmt()
-            .with_max_level(tracing::level_filters::LevelFilter::DEBUG)
-            .with_ansi(false)
-            .without_time()
-            .with_writer(move || Written(Arc::clone(&writer)))
-            .finish();
-        tracing::subscriber::with_default(subscriber, || {
+        let text = written_by(|| {
             for level in [WARN, INFO, ABORT, VERSION, 5, 99] {
                 // SAFETY: the format has one int argument, and there is one.
                 unsafe {
@@ -278,7 +282,6 @@ mod tests {
                 }
             }
         });
-        let text = String::from_utf8(written.lock().unwrap().clone()).unwrap();
         let lines: Vec<&str> = text.lines().map(str::trim).collect();
         assert_eq!(
             lines,
@@ -289,6 +292,40 @@ mod tests {
                 "INFO nccl_net_plugin: level 1 at=net.cc:41 flags=16",
             ]
         );
+    }
+
+    #[test]
+    fn a_plugin_cannot_fill_the_log() {
+        const LINES: usize = 10_000;
+        let log = |file: &CStr| {
+            // SAFETY: the format has no arguments.
+            unsafe { logger()(WARN, 0, file.as_ptr(), 1, c"again".as_ptr()) }
+        };
+        let text = written_by(|| {
+            (0..LINES).for_each(|_| log(c"flood.cc"));
+            log(c"quiet.cc");
+        });
+        // One more for each second that this has taken.
+        let flooded = text.matches("at=flood.cc:1").count();
+        assert!((limit::BURST as usize..LINES / 2).contains(&flooded));
+        assert_eq!(text.matches("at=quiet.cc:1").count(), 1);
+        // What explains the failure of a call is not left out.
+        assert_eq!(take_warning().as_deref(), Some("again"));
+    }
+
+    /// What `body` writes to a log of level DEBUG.
+    fn written_by(body: impl FnOnce()) -> String {
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let writer = Arc::clone(&written);
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::level_filters::LevelFilter::DEBUG)
+            .with_ansi(false)
+            .without_time()
+            .with_writer(move || Written(Arc::clone(&writer)))
+            .finish();
+        tracing::subscriber::with_default(subscriber, body);
+        let written = written.lock().unwrap();
+        String::from_utf8(written.clone()).unwrap()
     }
 
     struct Written(Arc<Mutex<Vec<u8>>>);

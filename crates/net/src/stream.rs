@@ -461,8 +461,12 @@ mod tests {
     };
 
     fn pair() -> (Stream, Stream) {
-        let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), &OPTIONS).unwrap();
-        let client = Stream::connect(listener.local_addr().unwrap(), None, &OPTIONS).unwrap();
+        pair_with(&OPTIONS)
+    }
+
+    fn pair_with(options: &SocketOptions) -> (Stream, Stream) {
+        let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), options).unwrap();
+        let client = Stream::connect(listener.local_addr().unwrap(), None, options).unwrap();
         let (server, from) = retry(|| listener.accept());
         assert_eq!(client.connect_result().unwrap(), Some(()));
         assert_eq!(from, client.local_addr().unwrap());
@@ -524,16 +528,26 @@ mod tests {
     }
 
     #[test]
-    fn accepted_streams_inherit_the_options_of_their_listener() {
-        let (_client, server) = pair();
-        let socket = &server.socket;
-        assert!(socket.tcp_nodelay().unwrap());
-        assert!(socket.keepalive().unwrap());
-        assert!(socket.nonblocking().unwrap());
-        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(OPTIONS.dead_after));
-        let step = OPTIONS.dead_after / 4;
-        let seconds = Duration::from_secs(step.as_secs());
-        assert_eq!(socket.tcp_keepalive_time().unwrap(), seconds);
+    fn both_ends_have_the_options_that_were_asked_for() {
+        let options = SocketOptions {
+            buffer_bytes: 40 << 10,
+            dead_after: Duration::from_secs(12),
+        };
+        let (client, server) = pair_with(&options);
+        for socket in [&client.socket, &server.socket] {
+            assert!(socket.tcp_nodelay().unwrap());
+            assert!(socket.keepalive().unwrap());
+            assert!(socket.nonblocking().unwrap());
+            let dead_after = socket.tcp_user_timeout().unwrap();
+            assert_eq!(dead_after, Some(options.dead_after));
+            let step = Duration::from_secs(3);
+            assert_eq!(socket.tcp_keepalive_time().unwrap(), step);
+            assert_eq!(socket.tcp_keepalive_interval().unwrap(), step);
+            assert_eq!(socket.tcp_keepalive_retries().unwrap(), 3);
+            // The kernel doubles them, for what it keeps beside the bytes.
+            let buffers = [socket.send_buffer_size(), socket.recv_buffer_size()];
+            assert_eq!(buffers.map(Result::unwrap), [2 * options.buffer_bytes; 2]);
+        }
     }
 
     #[test]

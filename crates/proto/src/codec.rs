@@ -273,6 +273,7 @@ mod tests {
         };
         assert_eq!(Reader::new(&input).bytes_within(1, 2, 8), out_of_range(1));
         assert_eq!(Reader::new(&input).bytes_within(9, 2, 8), out_of_range(9));
+        assert_eq!(Reader::new(&input).bytes_within(2, 2, 8), Ok(&input[..2]));
         assert_eq!(Reader::new(&input).bytes_within(8, 2, 8), Ok(&input[..8]));
         let short = CodecError::Truncated { needed: 8, left: 3 };
         assert_eq!(Reader::new(&input[..3]).bytes_within(8, 2, 8), Err(short));

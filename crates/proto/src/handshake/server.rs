@@ -41,7 +41,7 @@ pub struct ServerConfig {
 #[derive(Clone, Debug)]
 enum State {
     AwaitHello,
-    /// What the client claims; counts once it is proven. `owner` is still `None`.
+    /// What the client claims; counts once it is proven. `owners` is still empty.
     AwaitProof(Established),
     /// The client knows the secret; the caller decides whether there is room for it.
     Proven(Established),

@@ -290,6 +290,32 @@ fn one_identity_has_few_connections() {
     });
 }
 
+/// A connection that was refused does not stay for the rest of the time that a handshake has.
+#[test]
+fn who_is_refused_is_not_kept() {
+    story(|| {
+        let setup = Setup::lanes1_workers1().native();
+        let bob = RemoteProcess::open("bob", &setup);
+        let info = ConnectionInfo::decode(&bob.info()).expect("bob's info");
+        let greedy = Stranger {
+            lanes: u16::MAX,
+            ..Stranger::MALLORY
+        };
+        let is_closed_before_an_older_one = || {
+            let older = dial(bob.addresses()[0]);
+            let mut refused = dial(bob.addresses()[0]);
+            let error = greedy.shake_hands(&mut refused, &info);
+            assert_eq!(error.expect_err("too many lanes"), TOO_MANY);
+            closed(&mut refused);
+            older.set_nonblocking(true).expect("a socket");
+            let looked = older.peek(&mut [0]);
+            looked.is_err_and(|e| e.kind() == ErrorKind::WouldBlock)
+        };
+        // On a busy machine the older one's time may be over before anybody looks.
+        assert!((0..3).any(|_| is_closed_before_an_older_one()));
+    });
+}
+
 #[test]
 fn made_up_identities_keep_no_loaded_peer_out() {
     story(|| {

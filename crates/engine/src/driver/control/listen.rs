@@ -74,6 +74,8 @@ pub(super) struct Incoming {
 enum Progress {
     Waiting,
     Established(Established),
+    /// The client has proven itself, and was not admitted.
+    Refused,
     /// The client has proven itself, and was turned away because it does not fit.
     Unfit(Established, Missing),
 }
@@ -184,8 +186,9 @@ impl ControlLoop {
                 self.poller.remove(&unproven.stream);
                 self.lane_arrived(established, unproven.stream, unproven.inbound.bytes);
             }
-            Ok(Progress::Unfit(client, missing)) => self.report_unfit(&client, missing),
             // Closing the stream takes it out of the poller.
+            Ok(Progress::Refused) => {}
+            Ok(Progress::Unfit(client, missing)) => self.report_unfit(&client, missing),
             Err(error) => {
                 limited!(DEBUG, from = %unproven.from, %error, "a connection did not prove itself");
             }
@@ -311,15 +314,16 @@ impl ControlLoop {
             none => none.insert(Box::new(self.new_server()?)),
         };
         let result = server.handle(&unproven.inbound.bytes);
-        let mut unfit = None;
+        let mut turned_away = None;
         if let Some(proven) = server.proven() {
             let client = proven.clone();
             if let Err(code) = self.admit(&client) {
                 server.reject(code);
+                turned_away = Some(Progress::Refused);
             } else {
                 match server.accept() {
                     Err(HandshakeError::PeerIncompatible { missing }) => {
-                        unfit = Some(Progress::Unfit(client, missing));
+                        turned_away = Some(Progress::Unfit(client, missing));
                     }
                     accepted => accepted?,
                 }
@@ -329,10 +333,10 @@ impl ControlLoop {
         while let (Ok(()), Some(bytes)) = (&sent, server.poll_transmit()) {
             sent = send_all(&unproven.stream, &bytes);
         }
-        if let Some(unfit) = unfit {
+        if let Some(turned_away) = turned_away {
             // Whether the Reject was sent does not matter: the client has the ServerHello, and may have
             // closed.
-            return Ok(unfit);
+            return Ok(turned_away);
         }
         sent?;
         let consumed = result?;

@@ -5,6 +5,8 @@
 //! header is ever copied. [`conclude`] has what follows once a payload has landed.
 
 mod conclude;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::sync::Arc;

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use super::{TaggedSend, announce};
+use super::{Tagged, TaggedReceive, TaggedSend, announce};
 use crate::testing::{LONG, Pair, session, wait_until};
+use crate::transfer::Arrival;
 use crate::{Buffer, Error, Session, TransferState};
 
 const SMALL: usize = 64;
@@ -128,4 +129,46 @@ fn messages_are_copied_when_nobody_takes_their_memory_back() {
             .unwrap();
         receive.wait(LONG).unwrap();
     });
+}
+
+/// A message that came along with its announcement.
+fn arrival(tag: u64) -> Arrival {
+    Arrival {
+        id: tag,
+        tag,
+        len: SMALL as u64,
+        pieces: Vec::new(),
+        inline: Some(vec![0; SMALL]),
+    }
+}
+
+#[test]
+fn bytes_that_nobody_waits_for_are_kept_up_to_a_limit() {
+    let pair = Pair::new();
+    let link = pair.to_bob.shared.link().expect("connected");
+    let here = region(&pair.alice, SMALL);
+    let tagged = Tagged::new(2 * SMALL);
+    let has_bytes = |tag| {
+        let (target, memory) = pair.alice.core().slice(here.at(0), SMALL).unwrap();
+        let receive = TaggedReceive::new(tag, target, memory);
+        let found = tagged.post(&receive).unwrap().expect("it is there");
+        found.arrival.inline.is_some()
+    };
+    for tag in 0..3 {
+        assert!(tagged.take(&link, arrival(tag), None).is_none());
+    }
+    assert_eq!([0, 1, 2].map(has_bytes), [true, true, false]);
+    // What was taken has made room.
+    assert!(tagged.take(&link, arrival(3), None).is_none());
+    assert!(has_bytes(3));
+}
+
+#[test]
+fn what_is_announced_after_the_end_is_not_kept() {
+    let pair = Pair::new();
+    let link = pair.to_bob.shared.link().expect("connected");
+    let tagged = Tagged::new(SMALL);
+    tagged.end(&Error::Closed);
+    assert!(tagged.take(&link, arrival(7), None).is_none());
+    assert!(tagged.state.lock().arrived.is_empty());
 }

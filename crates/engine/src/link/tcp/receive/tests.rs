@@ -12,14 +12,15 @@ fn a_ping_with_a_number_waits_for_the_payloads_before_it() {
     const NUMBER: u64 = 7;
     let pair = Pair::new();
     let (ours, theirs) = (connection(pair.alice.core()), connection(pair.bob.core()));
-    let lane = &theirs.lanes[0];
+    let lanes = theirs.lanes.load();
+    let lane = &lanes[0];
     let receiver = lane.receiver.try_lock_for(LONG);
     let mut receiver = receiver.expect("nobody holds it for long");
     let before = receiver.landing.reserve();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            ours.lanes[0].push_control(|out| Header::new(Kind::Ping, NUMBER).encode(out));
-            ours.lanes[0].call_worker();
+            ours.lanes.load()[0].push_control(|out| Header::new(Kind::Ping, NUMBER).encode(out));
+            ours.lanes.load()[0].call_worker();
         });
     });
     let mut events = Vec::new();

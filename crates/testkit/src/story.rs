@@ -5,6 +5,8 @@ use std::panic::resume_unwind;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use tracing_subscriber::EnvFilter;
+
 /// How long anything may take before it counts as hung. No statement about performance.
 pub const GUARD: Duration = Duration::from_secs(45);
 
@@ -27,6 +29,7 @@ pub fn story(body: impl FnOnce() + Send + 'static) {
 /// # Panics
 /// When the test does, or when it takes too long.
 pub fn story_within(limit: Duration, body: impl FnOnce() + Send + 'static) {
+    log_if_asked();
     let (ended, end) = mpsc::channel::<()>();
     let teller = std::thread::current().name().unwrap_or("story").to_owned();
     let thread = std::thread::Builder::new()
@@ -42,6 +45,17 @@ pub fn story_within(limit: Duration, body: impl FnOnce() + Send + 'static) {
     }
     if let Err(panic) = thread.join() {
         resume_unwind(panic);
+    }
+}
+
+/// Logs what the sessions of this process do, where `TCPX_LOG` asks for that.
+pub fn log_if_asked() {
+    if let Ok(filter) = EnvFilter::try_from_env("TCPX_LOG") {
+        // Refused where it was done before.
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(tcpx::log::stderr)
+            .try_init();
     }
 }
 

@@ -1,7 +1,6 @@
 //! The second process of the integration tests: see `tcpx_testkit::serve`, and `tcpx_testkit::flood`.
 
 use rustix::process::{Signal, set_parent_process_death_signal};
-use tracing_subscriber::EnvFilter;
 
 fn main() {
     // Also when the test is killed while this process is stopped.
@@ -12,11 +11,6 @@ fn main() {
     if arguments.next().as_deref() == Some("flood") {
         tcpx_testkit::flood::flood(arguments);
     }
-    if let Ok(filter) = EnvFilter::try_from_env("TCPX_LOG") {
-        tracing_subscriber::fmt()
-            .with_env_filter(filter)
-            .with_writer(tcpx::log::stderr)
-            .init();
-    }
+    tcpx_testkit::story::log_if_asked();
     tcpx_testkit::serve::serve();
 }

@@ -4,11 +4,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tcpx::Op;
+use tcpx::{ErrorKind, Op, TransferState};
+use tcpx_testkit::host::{fails, wait_for_traffic};
 use tcpx_testkit::netns::{Family, Machine};
 use tcpx_testkit::pattern::LOCAL_POISON;
 use tcpx_testkit::story::story_within;
-use tcpx_testkit::{Content, Copy, Expected, wait_until};
+use tcpx_testkit::{Content, Copy, Expected, Host, RemoteProcess, Setup, wait_until};
 
 use super::network::Stage;
 
@@ -119,6 +120,26 @@ fn a_cable_is_cut_and_put_back() {
 }
 
 #[test]
+fn a_cable_blinks_a_hundred_times() {
+    story_within(GUARD, || {
+        let Some(stage) = Stage::blinking(Family::V4, &[]) else {
+            return;
+        };
+        let (rounds, longest) = stage.beside_traffic(|| {
+            for blink in 0..100 {
+                stage.machines.cut(1);
+                std::thread::sleep(Duration::from_millis(blink % 7 * 20));
+                stage.machines.mend(1);
+                std::thread::sleep(Duration::from_millis(blink % 5 * 30));
+            }
+        });
+        println!("{rounds} rounds, the longest {longest:?}");
+        stage.wait_for_lanes();
+        stage.works(2);
+    });
+}
+
+#[test]
 fn all_streams_are_reset() {
     story_within(GUARD, || {
         for side in [Machine::Left, Machine::Right] {
@@ -220,5 +241,101 @@ fn a_process_is_stopped_and_goes_on() {
             }
         });
         stage.works(3);
+    });
+}
+
+#[test]
+fn a_peer_is_killed_and_restarted_beside_others() {
+    story_within(GUARD, || {
+        const KILLS: usize = 50;
+        let setup = Setup::lanes4_workers3();
+        let alice = Host::open("alice", &setup);
+        let carol = RemoteProcess::open("carol", &setup);
+        let (to_carol, hers) = (alice.meets(&carol), carol.memory(LEN));
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for kill in 0..KILLS {
+                    let bob = RemoteProcess::open("bob", &setup);
+                    let (to_bob, his) = (alice.meets(&bob), bob.memory(LEN));
+                    let here = alice.memory(LEN);
+                    let transfer = alice.endless(
+                        [Op::Write, Op::Read][kill % 2],
+                        &to_bob,
+                        &here,
+                        &his.descriptor,
+                    );
+                    transfer.post().expect("posted");
+                    wait_for_traffic(&to_bob);
+                    bob.kill();
+                    let error = fails(&transfer);
+                    assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
+                }
+                is_over.store(true, Ordering::SeqCst);
+            });
+            let here = alice.memory(LEN);
+            let mut rounds = 0;
+            while !is_over.load(Ordering::SeqCst) {
+                let content = Content::pattern(rounds);
+                here.memory.fill(content);
+                let copies = [Copy::new(0, 0, LEN)];
+                let write = alice.transfer(Op::Write, &to_carol, &here, &hers, &copies);
+                write.post().expect("posted");
+                write.wait(GUARD).expect("carol is not concerned");
+                carol.check(&hers, &Expected::only(content));
+                rounds += 1;
+            }
+            assert!(to_carol.is_connected());
+        });
+    });
+}
+
+/// Once an abort is over, either side may use its memory for something else.
+#[test]
+fn ten_thousand_aborts_leave_no_stray_byte() {
+    story_within(GUARD, || {
+        // Mostly of one frame, sometimes of several chunks.
+        const SIZES: [usize; 2] = [16 << 10, 2 << 20];
+        let setup = Setup::lanes4_workers3();
+        let alice = Host::open("alice", &setup);
+        let bob = RemoteProcess::open("bob", &setup);
+        let to_bob = alice.meets(&bob);
+        let memory = SIZES.map(|len| (alice.memory(len), bob.memory(len)));
+        let mut random = 1u64;
+        let mut draw = |below: u64| {
+            // Any sequence will do that has no period of its own.
+            random = random
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            (random >> 33) % below
+        };
+        let mut aborted = 0;
+        for round in 0..10_000u64 {
+            let (here, there) = &memory[usize::from(round % 50 == 0)];
+            let len = 1 + draw(there.len as u64) as usize;
+            let op = [Op::Write, Op::Read][draw(2) as usize];
+            let copies = [Copy::new(0, 0, len)];
+            here.memory.fill(Content::Byte(0x11));
+            let transfer = alice.transfer(op, &to_bob, here, there, &copies);
+            transfer.post().expect("posted");
+            for _ in 0..draw(200) {
+                std::hint::spin_loop();
+                transfer.poll();
+            }
+            transfer.abort();
+            let begin = Instant::now();
+            while !transfer.poll().is_terminal() {
+                assert!(begin.elapsed() < GUARD, "the abort does not end");
+                std::thread::yield_now();
+            }
+            aborted += u32::from(transfer.poll() == TransferState::Aborted);
+            // Both sides go on with their memory at once.
+            let (mine, theirs) = (Content::Byte(0x22), Content::Byte(0x80 | round as u8));
+            here.memory.fill(mine);
+            bob.fill(there, theirs);
+            here.check(&Expected::only(mine));
+            bob.check(there, &Expected::only(theirs));
+        }
+        assert!(aborted > 100, "{aborted} were aborted in time");
     });
 }

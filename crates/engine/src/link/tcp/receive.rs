@@ -99,7 +99,8 @@ impl Receiver {
             carriers: ReceiveCarriers::new(pool, comm),
             spare: Vec::new(),
             replies: 0,
-            starved: false,
+            // What is here already is looked at first: the peer may say nothing more.
+            starved: !early.is_empty(),
             paused: false,
             held: None,
             quiet: false,

@@ -195,12 +195,9 @@ fn whoever_stops_polling_leaves_nothing_undone() {
     }
 }
 
-/// A frame that was begun is completed without a look at what was queued meanwhile.
-#[test]
-fn what_is_queued_behind_a_frame_that_has_stuck_is_sent() {
-    const STUCK: usize = 16 << 20;
-    const LATER: usize = 100;
-    let pair = Pair::new();
+/// A connection of one lane that nobody drives but its test, after these bytes have come, and the other
+/// end of the stream.
+fn undriven(pair: &Pair, early: Vec<u8>) -> (Arc<Connection>, Stream) {
     let of = connection(pair.alice.core());
     let options = SocketOptions {
         buffer_bytes: 64 << 10,
@@ -220,12 +217,9 @@ fn what_is_queued_behind_a_frame_that_has_stuck_is_sent() {
         lane: 0,
         generation: 0,
     };
-    let raw = RawLane {
-        stream,
-        early: Vec::new(),
-    };
+    let raw = RawLane { stream, early };
     let lane = Lane::new(id, raw, None, windows, worker, &of.context).unwrap();
-    // Never started: nobody drives it but this test.
+    // Never started.
     let connection = Connection::new(
         Arc::clone(&of.context),
         Arc::clone(&of.above),
@@ -233,6 +227,34 @@ fn what_is_queued_behind_a_frame_that_has_stuck_is_sent() {
         windows,
         vec![lane],
     );
+    (connection, far)
+}
+
+/// What has come behind the handshake is dealt with although nothing follows.
+#[test]
+fn what_came_with_the_handshake_is_not_waited_behind() {
+    let pair = Pair::new();
+    let mut early = Vec::new();
+    Header::new(Kind::Ping, 0).encode(&mut early);
+    let (connection, far) = undriven(&pair, early);
+    let lanes = connection.lanes.load();
+    connection.drive(&lanes[0], WORKER_BUDGET);
+    let mut answer = [0; 64];
+    wait_until("it is answered", || {
+        far.recv(&[], Cursor::default(), &mut answer).is_ok()
+    });
+    let header = Header::decode(answer.first_chunk().unwrap()).unwrap();
+    assert_eq!(header, Header::new(Kind::Pong, 0));
+    connection.kill(Error::Closed);
+}
+
+/// A frame that was begun is completed without a look at what was queued meanwhile.
+#[test]
+fn what_is_queued_behind_a_frame_that_has_stuck_is_sent() {
+    const STUCK: usize = 16 << 20;
+    const LATER: usize = 100;
+    let pair = Pair::new();
+    let (connection, far) = undriven(&pair, Vec::new());
     let lanes = connection.lanes.load();
     let lane = &lanes[0];
     lane.push_control(|out| out.resize(STUCK, 0));

@@ -261,8 +261,6 @@ pub struct Lane<O: Offer, A> {
     own_window: usize,
     /// Encoded frames without a chunk.
     control: Vec<u8>,
-    /// Bytes of `control` that [`Lane::push_owed`] has queued. ≤ control.len()
-    owed: usize,
     /// Pings of ours that the peer has not answered. ≤ MAX_PINGS
     pings: usize,
     /// Pings of the peer whose answers were not encoded by [`Lane::encode_urgent`]. ≤ MAX_PINGS
@@ -322,7 +320,6 @@ impl<O: Offer, A> Lane<O, A> {
             lanes: lanes.max(1),
             own_window,
             control: Vec::new(),
-            owed: 0,
             pings: 0,
             unanswered: 0,
             pongs: 0,
@@ -354,15 +351,6 @@ impl<O: Offer, A> Lane<O, A> {
         if !self.closed {
             encode(&mut self.control);
         }
-    }
-
-    /// Queues a frame that names no chunk, as [`Lane::push_control`] does, and counts it. Returns the
-    /// bytes of such frames that wait to leave: for those that a peer causes and cannot be refused.
-    pub fn push_owed(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> usize {
-        let before = self.control.len();
-        self.push_control(encode);
-        self.owed += self.control.len() - before;
-        self.owed
     }
 
     /// Queues a ping; false where the peer has so many to answer that it would not allow another.
@@ -498,7 +486,6 @@ impl<O: Offer, A> Lane<O, A> {
         if !self.control.is_empty() {
             out.append(&mut self.control);
             self.control.shrink_to(CONTROL_BYTES);
-            self.owed = 0;
             self.unanswered -= self.pongs;
             self.pongs = 0;
         }
@@ -641,12 +628,6 @@ impl<O: Offer, A> Lane<O, A> {
         self.replies.len()
     }
 
-    /// Bytes of frames without a chunk that wait to leave.
-    #[must_use]
-    pub fn queued(&self) -> usize {
-        self.control.len()
-    }
-
     /// Whether something waits to be sent.
     #[must_use]
     pub fn has_work(&self) -> bool {
@@ -672,7 +653,7 @@ impl<O: Offer, A> Lane<O, A> {
     pub fn close(&mut self) -> Remains<O> {
         self.closed = true;
         self.control = Vec::new();
-        (self.owed, self.pongs) = (0, 0);
+        self.pongs = 0;
         self.answers.clear();
         self.load = 0;
         let offers = self

@@ -355,20 +355,6 @@ fn a_lane_asks_no_more_than_its_peer_allows() {
 }
 
 #[test]
-fn what_a_peer_is_owed_is_counted_until_it_can_leave() {
-    let mut lane = Alone::new(1, 1, 1);
-    lane.push_control(|out| out.resize(100, 0));
-    assert_eq!(lane.push_owed(|out| out.resize(110, 0)), 10);
-    assert_eq!(lane.push_owed(|out| out.resize(115, 0)), 15);
-    assert_eq!(lane.queued(), 115);
-    lane.encode_urgent(&mut Vec::new());
-    assert_eq!(lane.queued(), 0);
-    assert_eq!(lane.push_owed(|out| out.resize(7, 0)), 7);
-    lane.close();
-    assert_eq!(lane.push_owed(|_| panic!("nothing is queued")), 0);
-}
-
-#[test]
 fn a_long_notification_does_not_leave_its_size_behind() {
     let mut lane = Alone::new(64, 64, 1);
     lane.push_control(|out| out.resize(1 << 20, 0));

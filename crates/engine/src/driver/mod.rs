@@ -92,10 +92,15 @@ fn spawn(
     };
     let builder = |name: String| std::thread::Builder::new().name(name);
     threads.push(builder("tcpx-control".into()).spawn(move || control.run())?);
-    for (index, worker) in workers.all().iter().enumerate() {
+    for (index, worker) in workers.bulk().iter().enumerate() {
         let (local, worker) = (Arc::clone(&core.local), Arc::clone(worker));
         let thread = builder(format!("tcpx-worker-{index}"));
-        threads.push(thread.spawn(move || worker.run(&local, spin, staging_spin))?);
+        threads.push(thread.spawn(move || worker.run(Some(&local), spin, staging_spin))?);
+    }
+    if config.transport() == TransportKind::Tcp {
+        let worker = Arc::clone(workers.express());
+        let thread = builder("tcpx-express".into());
+        threads.push(thread.spawn(move || worker.run(None, spin, staging_spin))?);
     }
     Ok(())
 }

@@ -94,8 +94,8 @@ impl Worker {
         self.waker.wake();
     }
 
-    /// The thread.
-    pub(crate) fn run(&self, local: &Local, spin: Duration, staging_spin: Duration) {
+    /// The thread. One for bulk also moves what stays in this process: `local`.
+    pub(crate) fn run(&self, local: Option<&Local>, spin: Duration, staging_spin: Duration) {
         tcpx_net::sleep_exactly();
         let mut driven: Vec<Active> = Vec::new();
         let mut watched: Vec<Active> = Vec::new();
@@ -112,7 +112,7 @@ impl Worker {
             }
             let mut drive = Drive {
                 progress: false,
-                more: local.step(),
+                more: local.is_some_and(Local::step),
             };
             let mut index = 0;
             while index < driven.len() {
@@ -133,6 +133,10 @@ impl Worker {
                 looks = 0;
             }
             if drive.more {
+                if driven.len() + watched.len() < self.lane_count.load(Ordering::Relaxed) {
+                    // Other lanes must not wait until these have nothing to do.
+                    self.collect(&mut events, &mut driven, &mut watched, Some(Duration::ZERO));
+                }
                 continue;
             }
             let staging = driven.iter().any(|active| active.lane().is_staging());
@@ -159,7 +163,7 @@ impl Worker {
             self.asleep.store(true, Ordering::SeqCst);
             // What is left has something to send, or a copy under way.
             let dirty = driven.iter().any(|active| !active.lane().is_staging());
-            let timeout = if self.has_calls() || local.is_busy() || dirty {
+            let timeout = if self.has_calls() || local.is_some_and(Local::is_busy) || dirty {
                 Some(Duration::ZERO)
             } else if !driven.is_empty() {
                 Some(STAGING_LOOK)
@@ -309,37 +313,46 @@ impl Caller for Worker {
 
 /// The workers of a session.
 pub(crate) struct Workers {
-    all: Vec<Arc<Worker>>,
+    bulk: Vec<Arc<Worker>>,
+    /// Drives the express lanes, so that no small transfer waits for a thread that moves megabytes.
+    express: Arc<Worker>,
     next: AtomicUsize,
 }
 
 impl Workers {
     pub(crate) fn new(count: usize) -> std::io::Result<Arc<Self>> {
-        let all: std::io::Result<_> = (0..count).map(|_| Worker::new()).collect();
+        let bulk: std::io::Result<_> = (0..count).map(|_| Worker::new()).collect();
         Ok(Arc::new(Self {
-            all: all?,
+            bulk: bulk?,
+            express: Worker::new()?,
             next: AtomicUsize::new(0),
         }))
     }
 
-    pub(crate) fn all(&self) -> &[Arc<Worker>] {
-        &self.all
+    /// The workers that move bulk.
+    pub(crate) fn bulk(&self) -> &[Arc<Worker>] {
+        &self.bulk
     }
 
-    /// The worker that the next lane is given to.
+    /// The worker that express lanes are given to.
+    pub(crate) fn express(&self) -> &Arc<Worker> {
+        &self.express
+    }
+
+    /// The worker that the next lane for bulk is given to.
     pub(crate) fn next(&self) -> Arc<dyn Caller> {
-        let index = self.next.fetch_add(1, Ordering::Relaxed) % self.all.len();
-        Arc::clone(&self.all[index]) as Arc<dyn Caller>
+        let index = self.next.fetch_add(1, Ordering::Relaxed) % self.bulk.len();
+        Arc::clone(&self.bulk[index]) as Arc<dyn Caller>
     }
 }
 
 impl Crew for Workers {
     fn wake_any(&self) {
-        self.all[0].wake();
+        self.bulk[0].wake();
     }
 
     fn stop(&self) {
-        for worker in &self.all {
+        for worker in self.bulk.iter().chain([&self.express]) {
             worker.stop();
         }
     }
@@ -377,5 +390,113 @@ impl Active {
     fn is_attended(&mut self) -> bool {
         let attended = self.lane().attended();
         std::mem::replace(&mut self.attended, attended) != attended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tcpx_net::{Cursor, Listener, SocketOptions};
+
+    use super::*;
+    use crate::testing::{LONG, wait_until};
+
+    /// A lane that counts its turns; one that is busy never runs out of work.
+    struct Fake {
+        stream: Stream,
+        is_busy: bool,
+        turns: AtomicU64,
+    }
+
+    impl Driven for Fake {
+        fn work(&self) -> Drive {
+            self.turns.fetch_add(1, Ordering::Relaxed);
+            Drive {
+                progress: self.is_busy,
+                more: self.is_busy,
+            }
+        }
+
+        fn is_dead(&self) -> bool {
+            false
+        }
+
+        fn stream(&self) -> &Stream {
+            &self.stream
+        }
+
+        fn attended(&self) -> u64 {
+            0
+        }
+
+        fn take_care(&self, _: bool) {}
+
+        fn prepare_sleep(&self) {}
+
+        fn is_dirty(&self) -> bool {
+            self.is_busy
+        }
+
+        fn is_blocked(&self) -> bool {
+            false
+        }
+
+        fn is_staging(&self) -> bool {
+            false
+        }
+
+        fn is_paused(&self) -> bool {
+            false
+        }
+
+        fn needs_this_core(&self) -> bool {
+            false
+        }
+    }
+
+    fn fake(is_busy: bool) -> (Arc<Fake>, Stream) {
+        let options = SocketOptions {
+            buffer_bytes: 0,
+            dead_after: LONG,
+        };
+        let listener = Listener::bind(([127, 0, 0, 1], 0).into(), &options).unwrap();
+        let stream = Stream::connect(listener.local_addr().unwrap(), None, &options).unwrap();
+        let mut far = None;
+        wait_until("it is connected", || {
+            far = listener.accept().ok();
+            far.is_some()
+        });
+        let turns = AtomicU64::new(0);
+        let lane = Fake {
+            stream,
+            is_busy,
+            turns,
+        };
+        (Arc::new(lane), far.unwrap().0)
+    }
+
+    #[test]
+    fn a_lane_that_never_runs_dry_does_not_keep_others_waiting() {
+        let worker = Worker::new().unwrap();
+        let (busy, _far) = fake(true);
+        let (quiet, far) = fake(false);
+        let [busy_token, quiet_token] =
+            [&busy, &quiet].map(|lane| worker.add(Arc::clone(lane) as _).unwrap());
+        let thread = {
+            let worker = Arc::clone(&worker);
+            std::thread::spawn(move || worker.run(None, Duration::ZERO, Duration::ZERO))
+        };
+        worker.call(quiet_token);
+        wait_until("the worker sleeps", || {
+            quiet.turns.load(Ordering::Relaxed) > 0 && worker.asleep.load(Ordering::SeqCst)
+        });
+        worker.call(busy_token);
+        wait_until("it is busy", || busy.turns.load(Ordering::Relaxed) > 0);
+        let before = quiet.turns.load(Ordering::Relaxed);
+        far.send(b"x", &[], Cursor::default()).unwrap();
+        wait_until("the other one has its turn", || {
+            quiet.turns.load(Ordering::Relaxed) > before
+        });
+        worker.stop();
+        thread.join().unwrap();
     }
 }

@@ -95,6 +95,11 @@ pub(crate) trait Link: Send + Sync {
     /// How many lanes chunks are spread over.
     fn lanes(&self) -> usize;
 
+    /// How many streams it has, or gets back when they are lost.
+    fn streams(&self) -> usize {
+        self.lanes()
+    }
+
     /// What people are shown of the lanes.
     fn lane_infos(&self) -> Vec<LaneInfo> {
         Vec::new()

@@ -222,6 +222,12 @@ impl Run {
         self.plan.op == Op::Write && self.plan.len() == 1 && message.len() <= MAX_EXTRA_BYTES
     }
 
+    /// Whether the run must travel on the lane that carries messages: its notification may ride along,
+    /// and the one before it is still on its way there.
+    pub(crate) fn follows_messages(&self) -> bool {
+        self.in_order && self.plan.op == Op::Write && self.plan.len() == 1
+    }
+
     /// Gives the application its memory back: what is left of the run is not sent from there.
     pub(crate) fn let_go(&self) {
         self.let_go.store(true, Ordering::Release);

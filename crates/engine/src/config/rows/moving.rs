@@ -44,7 +44,7 @@ pub(in crate::config) static LANES: Row<Number<usize>> = Row {
     help: || {
         "TCP streams to each peer. More lanes use more cores and more NIC queues. Unless this is \
          set, every pair of interfaces that leads to a peer, and every device of a plugin, has a \
-         lane of its own."
+         lane of its own. One more stream to each peer carries messages and small transfers."
             .into()
     },
     form: Number {
@@ -121,7 +121,9 @@ pub(in crate::config) static WINDOW: Row<Number<usize>> = Row {
 pub(in crate::config) static WORKERS: Row<Number<usize>> = Row {
     key: "workers",
     variables: &["TCPX_WORKERS"],
-    help: || "Threads that move bytes. They sleep when nothing moves.".into(),
+    help: || {
+        "Threads that move bulk; small transfers have one of their own. They sleep when nothing moves.".into()
+    },
     form: Number {
         what: "a whole number",
         or: None,

@@ -13,8 +13,8 @@ use super::ControlLoop;
 use super::listen::Incoming;
 use crate::log::limited;
 
-/// The most lanes a peer may ask for.
-const MAX_LANES: u16 = 64;
+/// The most lanes a peer may ask for: as many as can be set, and the one for small transfers.
+const MAX_LANES: u16 = 65;
 
 /// Returns how many descriptors lanes of accepted connections may take: the session and its application
 /// need some, and so do peers whose connection info is loaded.
@@ -74,7 +74,7 @@ impl ControlLoop {
         for link in self.core.context().links() {
             if link.was_accepted() && !link.is_dead() {
                 connections += 1;
-                lanes += link.lanes();
+                lanes += link.streams();
             }
         }
         let limit = config.max_connections();

@@ -151,12 +151,14 @@ impl ControlLoop {
             ..
         } = joined;
         let context = self.core.context();
-        let windows = Windows::new(context, &established, lanes.len());
+        // The last lane is the one for small transfers, where there are several.
+        let bulk = (lanes.len() - self.express_lanes()).max(1);
+        let windows = Windows::new(context, &established, bulk);
         let lanes = lanes.into_iter().zip(comms);
         let lanes: Result<Vec<_>, Error> = (0..)
             .zip(lanes)
             .map(|(lane, (raw, comms))| {
-                let worker = self.workers.next();
+                let worker = self.worker_for(lane.into(), bulk);
                 let generation = 0;
                 let id = StreamId { lane, generation };
                 Lane::new(id, raw, comms, windows, worker, context)

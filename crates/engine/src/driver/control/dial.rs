@@ -15,6 +15,7 @@ use super::{ControlLoop, Tokens, random};
 use crate::carrier::comm::RawLane;
 use crate::driver::addresses::socket_options;
 use crate::error::{AttemptCause, Error, LostCause};
+use crate::link::Caller;
 use crate::log::limited;
 use crate::peers::{PeerShared, Route, SessionCore};
 
@@ -87,7 +88,7 @@ impl ControlLoop {
             }
         };
         let routes = self.core.routes_to(&info);
-        let lanes = self.core.lanes_over(&routes);
+        let lanes = self.core.lanes_over(&routes) + self.express_lanes();
         let limit = self.core.context().config.connect_timeout();
         self.begin_attempt(Attempt::new(
             Arc::clone(peer),
@@ -97,6 +98,21 @@ impl ControlLoop {
             lanes,
             limit,
         ));
+    }
+
+    /// How many lanes a connection has that are kept for messages and small transfers: one, unless a
+    /// plugin carries payload, which has queues of its own.
+    pub(super) fn express_lanes(&self) -> usize {
+        usize::from(self.net.is_none())
+    }
+
+    /// Chooses the worker for a lane of a connection with so many lanes for bulk.
+    pub(super) fn worker_for(&self, lane: usize, bulk: usize) -> Arc<dyn Caller> {
+        if lane < bulk {
+            self.workers.next()
+        } else {
+            Arc::clone(self.workers.express()) as Arc<dyn Caller>
+        }
     }
 
     /// Begins to make the lanes of an attempt.

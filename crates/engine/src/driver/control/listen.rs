@@ -265,7 +265,7 @@ impl ControlLoop {
         let peer = self.core.peer_by_id(lane.peer_id)?;
         let links = peer.links().into_iter();
         let mut links = links.filter(|link| link.was_accepted() && !link.is_dead());
-        links.find(|l| l.number() == Some(lane.connection) && l.lanes() == usize::from(lane.lanes))
+        links.find(|l| l.number() == Some(lane.connection) && l.streams() == lane.lanes.into())
     }
 
     fn connection_arrived(&mut self, arrived: Arriving) {

@@ -176,7 +176,7 @@ impl ControlLoop {
 
     /// A new stream is there, from our side or from the peer's.
     pub(super) fn rejoined(&mut self, joined: Joined, comms: Option<Comms>, link: &Arc<dyn Link>) {
-        let worker = self.workers.next();
+        let worker = self.worker_for(joined.established.lane.into(), link.lanes());
         let Some(rejoined) = joined.into_rejoined(comms, worker) else {
             return;
         };

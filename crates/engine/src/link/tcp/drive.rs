@@ -10,10 +10,9 @@ use super::Connection;
 use super::lane::Lane;
 use crate::link::{Drive, Driven};
 
-/// System calls in each direction that a worker makes on a lane before others have their turn.
-pub(super) const WORKER_BUDGET: usize = 32;
-/// The same for a caller who polls: fewer, so that no poll takes long.
-const CALLER_BUDGET: usize = 4;
+/// System calls in each direction that are made on a lane before others have their turn: few, since one
+/// may move a whole chunk.
+pub(super) const BUDGET: usize = 4;
 
 /// Keeps a caller who polls a large transfer from asking the kernel again and again whether it takes
 /// more: each question takes the socket's lock, which the answer needs.
@@ -46,7 +45,7 @@ impl Pause {
 impl Connection {
     pub(super) fn attend(&self, lane: &Lane) -> Drive {
         lane.attend();
-        let drive = self.drive(lane, CALLER_BUDGET);
+        let drive = self.drive(lane, BUDGET);
         // The caller may leave now, and what it has taken from the socket the worker never hears of.
         if lane.is_unfinished() && !lane.is_in_care() {
             lane.call_worker();
@@ -101,7 +100,7 @@ impl DrivenLane {
 
 impl Driven for DrivenLane {
     fn work(&self) -> Drive {
-        self.connection.drive(&self.lane, WORKER_BUDGET)
+        self.connection.drive(&self.lane, BUDGET)
     }
 
     fn is_dead(&self) -> bool {

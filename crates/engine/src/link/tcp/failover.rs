@@ -21,6 +21,9 @@ use crate::link::{Link, Rejoined, Wanted};
 use crate::log::limited;
 use crate::transfer::{ChunkRef, Run};
 
+/// Bytes in flight on the lane for small transfers, above which further ones take other lanes.
+const EXPRESS_BYTES: usize = 256 << 10;
+
 /// What a connection has lost.
 #[derive(Default)]
 pub(super) struct Lost {
@@ -75,7 +78,7 @@ impl Connection {
         self.note_alone(&live, lane);
         let known = self.losses.lock().close(lane.id(), remains.writes);
         self.messages
-            .tell_down(lane.id(), &remains.endings, live.first().cloned());
+            .tell_down(lane.id(), &remains.endings, live.last().cloned());
         self.send_messages();
         let mut again: Vec<Arc<Run>> = remains.offers.into_iter().map(|o| o.0).collect();
         // Those that waited for another lane to carry messages.
@@ -125,7 +128,7 @@ impl Connection {
             }
             Ok(Heard::Never) => {
                 let live = self.live_lanes();
-                self.messages.tell_down(stream, &[], live.first().cloned());
+                self.messages.tell_down(stream, &[], live.last().cloned());
             }
             Ok(Heard::Known(known)) => {
                 let mut again = Vec::new();
@@ -175,11 +178,7 @@ impl Connection {
     pub(super) fn offer(&self, run: &Arc<Run>) {
         loop {
             let lanes = self.lanes.load();
-            let first = match run.in_order {
-                true => lanes.get(self.messages.carrier()).filter(|l| !l.is_down()),
-                false => least_loaded(&lanes),
-            };
-            let Some(lane) = first else {
+            let Some(lane) = self.first_lane(run, &lanes) else {
                 if self.park(run) {
                     return;
                 }
@@ -197,7 +196,8 @@ impl Connection {
             if lane.is_unfinished() {
                 lane.call_worker();
             }
-            let others = lanes.iter().filter(|other| other.index() != lane.index());
+            let bulk = &lanes[..self.bulk_lanes];
+            let others = bulk.iter().filter(|other| other.index() != lane.index());
             for other in others.take(run.plan.len() - 1) {
                 if other.push_run(run) {
                     other.call_worker();
@@ -211,6 +211,24 @@ impl Connection {
         }
     }
 
+    /// Chooses the lane that a run begins on: small ones take the lane that is kept for them, unless it
+    /// has enough to do.
+    fn first_lane<'a>(&self, run: &Run, lanes: &'a [Arc<Lane>]) -> Option<&'a Arc<Lane>> {
+        if run.follows_messages() {
+            let carrier = lanes.get(self.messages.carrier());
+            return carrier.filter(|lane| !lane.is_down());
+        }
+        let (bulk, express) = lanes.split_at(self.bulk_lanes);
+        let express = express.first().filter(|lane| !lane.is_down());
+        let is_free = |lane: &&Arc<Lane>| lane.load.load(Ordering::Relaxed) < EXPRESS_BYTES;
+        if run.is_short()
+            && let Some(lane) = express.filter(is_free)
+        {
+            return Some(lane);
+        }
+        least_loaded(bulk).or(express)
+    }
+
     /// Keeps a run until there is a lane; false if there is one by now, or the connection has ended and
     /// nobody would look.
     fn park(&self, run: &Arc<Run>) -> bool {
@@ -222,7 +240,7 @@ impl Connection {
         }
         let lanes = self.lanes.load();
         let is_there = |lane: &Arc<Lane>| !lane.is_down();
-        let has_lane = match run.in_order {
+        let has_lane = match run.follows_messages() {
             true => lanes.get(self.messages.carrier()).is_some_and(is_there),
             false => lanes.iter().any(is_there),
         };
@@ -296,8 +314,10 @@ impl Connection {
         if let Err(error) = self.start_lane(&lane) {
             self.lane_lost(&lane, error.into());
         }
-        self.messages.rejoined(&lane);
-        for run in runs.iter().filter(|run| !run.in_order) {
+        self.messages.rejoined(&lane, index >= self.bulk_lanes);
+        // The lane for small transfers does not join in the others' work.
+        let joins = |run: &&Arc<Run>| index < self.bulk_lanes && !run.follows_messages();
+        for run in runs.iter().filter(joins) {
             lane.push_run(run);
         }
         self.offer_again(parked);

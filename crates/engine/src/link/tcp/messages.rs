@@ -46,7 +46,7 @@ impl Messages {
                     closed: false,
                 },
             ),
-            carrier: AtomicUsize::new(0),
+            carrier: AtomicUsize::new(first.index()),
         }
     }
 
@@ -91,10 +91,11 @@ impl Messages {
         }
     }
 
-    /// A lane has a new stream, which carries messages if none does.
-    pub(super) fn rejoined(&self, lane: &Arc<Lane>) {
+    /// A lane has a new stream, which carries messages if none does, or if it is the one that is kept
+    /// for them: the peer drops those that it has from the other.
+    pub(super) fn rejoined(&self, lane: &Arc<Lane>, is_express: bool) {
         let mut out = self.out.lock();
-        if out.carrier.is_none() {
+        if out.carrier.is_none() || is_express {
             self.elect(&mut out, Some(Arc::clone(lane)));
         }
     }

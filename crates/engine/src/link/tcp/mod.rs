@@ -59,6 +59,9 @@ pub(crate) struct Connection {
     share: Arc<Share>,
     /// The lanes, each with its newest stream.
     lanes: ArcSwap<Vec<Arc<Lane>>>,
+    /// How many of the lanes carry bulk, the first ones. Behind them there may be one that is kept for
+    /// messages and small transfers.
+    bulk_lanes: usize,
     windows: Windows,
     messages: Messages,
     /// Streams that were lost, and the WRITE chunks that were in flight on them.
@@ -80,7 +83,8 @@ pub(crate) struct Connection {
 }
 
 impl Windows {
-    /// Returns the windows of a connection, as both sides have announced them.
+    /// Returns the windows of a connection of so many lanes for bulk, as both sides have announced
+    /// them.
     pub(crate) fn new(context: &Context, established: &Established, lanes: usize) -> Self {
         let peers = context.config.window();
         let allowed = usize::try_from(established.peer_window.get()).unwrap_or(usize::MAX);
@@ -113,7 +117,8 @@ impl Connection {
             share: Arc::clone(above.share()),
             above,
             windows,
-            messages: Messages::new(&lanes[0]),
+            bulk_lanes: windows.lanes,
+            messages: Messages::new(lanes.last().expect("a connection has a lane")),
             losses: Mutex::new(Rank::Leaf, Losses::new(lanes.len())),
             lost: Mutex::new(Rank::Leaf, Lost::default()),
             next_generation: lanes.iter().map(|_| AtomicU32::new(1)).collect(),
@@ -282,7 +287,7 @@ impl Link for Connection {
         } else if self.context.config.workers() == 1 && self.pause.is_over() {
             // With more workers the lanes are better driven in parallel by them.
             let mut drive = Drive::default();
-            for lane in lanes.iter() {
+            for lane in lanes.iter().take(self.bulk_lanes) {
                 drive |= self.attend(lane);
             }
             if !drive.progress {
@@ -312,11 +317,17 @@ impl Link for Connection {
     }
 
     fn lanes(&self) -> usize {
+        self.bulk_lanes
+    }
+
+    fn streams(&self) -> usize {
         self.lanes.load().len()
     }
 
     fn lane_infos(&self) -> Vec<LaneInfo> {
-        self.lanes.load().iter().map(|lane| lane.info()).collect()
+        let lanes = self.lanes.load();
+        let bulk = lanes.iter().take(self.bulk_lanes);
+        bulk.map(|lane| lane.info()).collect()
     }
 
     fn number(&self) -> Option<u64> {

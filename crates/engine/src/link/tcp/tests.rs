@@ -9,7 +9,7 @@ use tcpx_net::{Cursor, Listener, SocketOptions, Stream};
 use tcpx_proto::frame::down::StreamId;
 use tcpx_proto::frame::{FLAG_COMM, Header, Kind};
 
-use super::drive::WORKER_BUDGET;
+use super::drive::BUDGET;
 use super::{Connection, Lane, Windows};
 
 use crate::carrier::comm::RawLane;
@@ -19,13 +19,18 @@ use crate::{Buffer, Config, Error, LostCause, Misbehaviour, Op, Segment, Session
 
 /// Runs `body` while another thread holds the receiving halves of all lanes: nothing is received.
 fn while_deaf<T>(connection: &Connection, body: impl FnOnce() -> T) -> T {
+    while_deaf_on(connection, usize::MAX, body)
+}
+
+/// As [`while_deaf`], for the first so many lanes.
+fn while_deaf_on<T>(connection: &Connection, count: usize, body: impl FnOnce() -> T) -> T {
     let (held, is_held) = channel();
     let (release, released) = channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             let lanes = connection.lanes.load();
             let mut guards = Vec::new();
-            for lane in lanes.iter() {
+            for lane in lanes.iter().take(count) {
                 wait_until("it can be held", || match lane.receiver.try_lock() {
                     Some(guard) => {
                         guards.push(guard);
@@ -45,6 +50,11 @@ fn while_deaf<T>(connection: &Connection, body: impl FnOnce() -> T) -> T {
     })
 }
 
+/// The lane that messages travel on.
+fn carrier(connection: &Connection) -> Arc<Lane> {
+    Arc::clone(&connection.lanes.load()[connection.messages.carrier()])
+}
+
 /// The bytes of a message are asked for by the thread that finds it.
 #[test]
 fn a_message_that_is_found_after_the_end_keeps_nobody() {
@@ -56,18 +66,17 @@ fn a_message_that_is_found_after_the_end_keeps_nobody() {
     let connection = connection(pair.alice.core());
     let send = while_deaf(&connection, || {
         let send = pair.bob.send(&pair.to_alice, there.at(0), LEN, 7).unwrap();
-        let lanes = connection.lanes.load();
-        let stream = &lanes[0].stream;
-        wait_until("the message is there", || stream.is_readable());
+        let lane = carrier(&connection);
+        wait_until("the message is there", || lane.stream.is_readable());
         // As those do who end a connection: first this, then the rest.
         connection.end.set(Error::Closed).unwrap();
         send
     });
-    connection.lanes.load()[0].call_worker();
+    let lane = carrier(&connection);
+    lane.call_worker();
     let tagged = &pair.to_bob.shared.tagged;
     wait_until("it was found", || !tagged.is_waiting());
-    let lanes = connection.lanes.load();
-    let receiver = lanes[0].receiver.try_lock_for(LONG);
+    let receiver = lane.receiver.try_lock_for(LONG);
     assert!(receiver.is_some(), "whoever found it waits for itself");
     drop(receiver);
     connection.shut();
@@ -238,7 +247,7 @@ fn what_came_with_the_handshake_is_not_waited_behind() {
     Header::new(Kind::Ping, 0).encode(&mut early);
     let (connection, far) = undriven(&pair, early);
     let lanes = connection.lanes.load();
-    connection.drive(&lanes[0], WORKER_BUDGET);
+    connection.drive(&lanes[0], BUDGET);
     let mut answer = [0; 64];
     wait_until("it is answered", || {
         far.recv(&[], Cursor::default(), &mut answer).is_ok()
@@ -258,7 +267,7 @@ fn what_is_queued_behind_a_frame_that_has_stuck_is_sent() {
     let lanes = connection.lanes.load();
     let lane = &lanes[0];
     lane.push_control(|out| out.resize(STUCK, 0));
-    lane.pump(&connection, WORKER_BUDGET).unwrap();
+    lane.pump(&connection, BUDGET).unwrap();
     assert!(lane.is_blocked());
     lane.push_control(|out| out.resize(LATER, 0));
 
@@ -268,7 +277,7 @@ fn what_is_queued_behind_a_frame_that_has_stuck_is_sent() {
         while let Ok(count) = far.recv(&[], Cursor::default(), &mut buffer) {
             received += count;
         }
-        lane.pump(&connection, WORKER_BUDGET).unwrap();
+        lane.pump(&connection, BUDGET).unwrap();
         !lane.is_unfinished()
     });
     wait_until("all of it has come", || {
@@ -278,6 +287,94 @@ fn what_is_queued_behind_a_frame_that_has_stuck_is_sent() {
         received == STUCK + LATER
     });
     connection.kill(Error::Closed);
+}
+
+/// Every lane for bulk stands still, full of it.
+#[test]
+fn small_transfers_and_messages_pass_large_ones() {
+    const LARGE: usize = 64 << 20;
+    const SMALL: usize = 4 << 10;
+    let pair = Pair::new();
+    let [here, there] = [&pair.alice, &pair.bob].map(|session| {
+        let buffer = Buffer::new(LARGE + SMALL);
+        session.register(&buffer).unwrap()
+    });
+    let descriptor = there.descriptor();
+    let transfer = |op, at: usize, len| {
+        let remote = descriptor.at(at);
+        let local = here.at(at);
+        pair.alice
+            .prepare(op, &pair.to_bob, [Segment { local, remote, len }])
+            .unwrap()
+    };
+    let large = transfer(Op::Write, 0, LARGE);
+    let bobs = connection(pair.bob.core());
+    let bulk_lanes = bobs.lanes();
+    while_deaf_on(&bobs, bulk_lanes, || {
+        large.post().unwrap();
+        for op in [Op::Write, Op::Read] {
+            let small = transfer(op, LARGE, SMALL);
+            small.post_with_notification(b"small").unwrap();
+            small.wait(LONG).unwrap();
+            assert_eq!(pair.bob.wait_notification(LONG).unwrap().message, b"small");
+        }
+        pair.alice.notify(&pair.to_bob, b"alone").unwrap();
+        assert_eq!(pair.bob.wait_notification(LONG).unwrap().message, b"alone");
+        assert!(!large.poll().is_terminal());
+    });
+    large.wait(LONG).unwrap();
+}
+
+/// Otherwise the lane that is kept for small transfers would be like the others after the first blink.
+#[test]
+fn messages_return_to_their_lane_when_it_is_back() {
+    let pair = Pair::new();
+    let ours = connection(pair.alice.core());
+    let first = carrier(&ours);
+    assert_eq!(first.index(), ours.lanes());
+    first.stream.shutdown();
+    wait_until("the lane is back", || {
+        let lanes = ours.lanes.load();
+        let newest = &lanes[first.index()];
+        !Arc::ptr_eq(newest, &first) && !newest.is_down()
+    });
+    wait_until("it carries messages", || {
+        carrier(&ours).index() == first.index()
+    });
+    for number in 0..100u32 {
+        let message = number.to_le_bytes();
+        pair.alice.notify(&pair.to_bob, &message).unwrap();
+    }
+    for number in 0..100u32 {
+        let heard = pair.bob.wait_notification(LONG).unwrap();
+        assert_eq!(heard.message, number.to_le_bytes());
+    }
+}
+
+/// A crowd of small transfers uses every lane.
+#[test]
+fn large_transfers_leave_the_lane_for_small_ones_alone() {
+    const LARGE: usize = 8 << 20;
+    let pair = Pair::new();
+    let [here, there] =
+        [&pair.alice, &pair.bob].map(|session| session.register(&Buffer::new(LARGE)).unwrap());
+    let descriptor = there.descriptor();
+    let ours = connection(pair.alice.core());
+    let express = Arc::clone(&ours.lanes.load()[ours.lanes()]);
+    for op in [Op::Write, Op::Read] {
+        let segment = Segment {
+            local: here.at(0),
+            remote: descriptor.at(0),
+            len: LARGE,
+        };
+        let large = pair.alice.prepare(op, &pair.to_bob, [segment]).unwrap();
+        for _ in 0..3 {
+            // Posted again behind a notification, too.
+            large.post_with_notification(b"large").unwrap();
+            large.wait(LONG).unwrap();
+        }
+    }
+    assert!(express.moved() < LARGE as u64 / 100, "{}", express.moved());
 }
 
 /// Two sessions that keep little.
@@ -429,11 +526,11 @@ fn a_session_that_closes_is_not_held_up_by_what_its_application_has_not_read() {
     let mut sent = 0;
     wait_until("she is not listening", || {
         sent += usize::from(pair.bob.notify(&pair.to_alice, &[7; 10_000]).is_ok());
-        ours.lanes.load()[0].is_paused()
+        carrier(&ours).is_paused()
     });
     pair.alice.notify(&pair.to_bob, b"before the end").unwrap();
     pair.alice.close();
-    assert!(!ours.lanes.load()[0].is_paused());
+    assert!(!carrier(&ours).is_paused());
     assert_eq!(
         pair.bob.wait_notification(LONG).unwrap().message,
         b"before the end"

@@ -141,10 +141,12 @@ impl Worker {
             }
             let staging = driven.iter().any(|active| active.lane().is_staging());
             // A full send buffer empties in steps that are worth a sleep; asking meanwhile only takes
-            // the socket's lock from those who empty it. What arrives is worth looking for.
-            let full = driven.iter().all(|active| active.lane().is_blocked());
+            // the socket's lock from those who empty it. So does a large payload from afar. Anything
+            // else that arrives is worth looking for.
+            let is_slow = |lane: &dyn Driven| lane.is_blocked() || lane.is_worth_a_sleep();
+            let slow = driven.iter().all(|active| is_slow(active.lane()));
             let patience = if staging { staging_spin } else { spin };
-            if !full && last_progress.elapsed() < patience {
+            if !slow && last_progress.elapsed() < patience {
                 looks += 1;
                 let give_way = match looks {
                     1 => driven.iter().any(|active| active.lane().needs_this_core()),
@@ -404,6 +406,7 @@ mod tests {
     struct Fake {
         stream: Stream,
         is_busy: bool,
+        is_worth_a_sleep: bool,
         turns: AtomicU64,
     }
 
@@ -440,6 +443,10 @@ mod tests {
             false
         }
 
+        fn is_worth_a_sleep(&self) -> bool {
+            self.is_worth_a_sleep
+        }
+
         fn is_staging(&self) -> bool {
             false
         }
@@ -453,7 +460,7 @@ mod tests {
         }
     }
 
-    fn fake(is_busy: bool) -> (Arc<Fake>, Stream) {
+    fn fake(is_busy: bool, is_worth_a_sleep: bool) -> (Arc<Fake>, Stream) {
         let options = SocketOptions {
             buffer_bytes: 0,
             dead_after: LONG,
@@ -469,6 +476,7 @@ mod tests {
         let lane = Fake {
             stream,
             is_busy,
+            is_worth_a_sleep,
             turns,
         };
         (Arc::new(lane), far.unwrap().0)
@@ -477,8 +485,8 @@ mod tests {
     #[test]
     fn a_lane_that_never_runs_dry_does_not_keep_others_waiting() {
         let worker = Worker::new().unwrap();
-        let (busy, _far) = fake(true);
-        let (quiet, far) = fake(false);
+        let (busy, _far) = fake(true, false);
+        let (quiet, far) = fake(false, false);
         let [busy_token, quiet_token] =
             [&busy, &quiet].map(|lane| worker.add(Arc::clone(lane) as _).unwrap());
         let thread = {
@@ -495,6 +503,24 @@ mod tests {
         far.send(b"x", &[], Cursor::default()).unwrap();
         wait_until("the other one has its turn", || {
             quiet.turns.load(Ordering::Relaxed) > before
+        });
+        worker.stop();
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_worker_does_not_look_for_what_is_worth_a_sleep() {
+        let worker = Worker::new().unwrap();
+        let (lane, _far) = fake(false, true);
+        let token = worker.add(Arc::clone(&lane) as _).unwrap();
+        let thread = {
+            let worker = Arc::clone(&worker);
+            // It would look for ever.
+            std::thread::spawn(move || worker.run(None, Duration::MAX, Duration::MAX))
+        };
+        worker.call(token);
+        wait_until("the worker sleeps", || {
+            lane.turns.load(Ordering::Relaxed) > 0 && worker.asleep.load(Ordering::SeqCst)
         });
         worker.stop();
         thread.join().unwrap();

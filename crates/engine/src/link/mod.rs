@@ -371,6 +371,9 @@ pub(crate) trait Driven: Send + Sync {
     /// Whether the stream took no more bytes at the last attempt.
     fn is_blocked(&self) -> bool;
 
+    /// Whether a worker should sleep until many packets are here instead of looking for each.
+    fn is_worth_a_sleep(&self) -> bool;
+
     /// Whether something is under way of which nobody will be told.
     fn is_staging(&self) -> bool;
 

@@ -131,6 +131,10 @@ impl Driven for DrivenLane {
         self.lane().is_blocked()
     }
 
+    fn is_worth_a_sleep(&self) -> bool {
+        self.lane().is_worth_a_sleep()
+    }
+
     fn is_staging(&self) -> bool {
         self.lane().is_staging()
     }

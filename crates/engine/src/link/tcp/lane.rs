@@ -27,9 +27,12 @@ use crate::memory::Grant;
 use crate::sync::{Mutex, Rank};
 use crate::transfer::{ChunkRef, Offered, Run};
 
-/// A sleeping receiver of a large payload is woken for this much. Well below any receive buffer: near
-/// it, the sender would have no room left to send what the receiver waits for.
+/// Wakes a sleeping receiver of a large payload for this much at most. Well below any receive buffer:
+/// near it, the sender would have no room left to send what the receiver waits for.
 const BULK_WAKE_BYTES: usize = 256 << 10;
+
+/// Wakes it for the rest of a payload where at least this much is left: a few packets.
+const MIN_WAKE_BYTES: usize = 64 << 10;
 
 /// What both halves of a lane share: the protocol's state, and grants to use again.
 pub(super) struct Books {
@@ -80,6 +83,8 @@ pub(crate) struct Lane {
     /// The stream is reported as readable once this many bytes are there. More than 1 only while at
     /// least that much of a payload is still to come; changes under the lock of `receiver`.
     wake_level: AtomicUsize,
+    /// So much of a payload is still to come that a sleeping worker is woken once for many packets.
+    in_bulk: AtomicBool,
     /// Counts drives by callers: while it moves, the worker stands back.
     attended: AtomicU64,
     /// Payload bytes that the kernel took. Unlike our own pings they show that the peer still reads.
@@ -175,6 +180,7 @@ impl Lane {
             beside_in: Beside::default(),
             load: AtomicUsize::new(0),
             wake_level: AtomicUsize::new(1),
+            in_bulk: AtomicBool::new(false),
             attended: AtomicU64::new(0),
             payload_sent: AtomicU64::new(0),
             bytes_sent: AtomicU64::new(0),
@@ -296,6 +302,12 @@ impl Lane {
     /// Whether the peer cannot move before whoever looks at this lane leaves the core.
     pub(super) fn needs_this_core(&self) -> bool {
         self.is_local && self.stream.peer_used_this_core()
+    }
+
+    /// Whether a worker should sleep until many packets are here instead of looking for each. On this
+    /// machine looking costs less: the sender would have to wake the worker.
+    pub(super) fn is_worth_a_sleep(&self) -> bool {
+        !self.is_local && self.in_bulk.load(Ordering::Relaxed)
     }
 
     /// Whether a worker that goes to sleep must be woken when the stream takes bytes again.
@@ -487,6 +499,8 @@ impl Lane {
             let received = receiver.step(self, connection, events);
             self.staging_in
                 .store(receiver.is_staging(), Ordering::Release);
+            self.in_bulk
+                .store(receiver.left() >= MIN_WAKE_BYTES, Ordering::Relaxed);
             let wants_ack = receiver.wants_ack(connection.ack_every);
             drop(receiver);
             // Mostly there are none, and whoever looks again and again should look often.
@@ -520,8 +534,9 @@ impl Lane {
             return;
         };
         receiver.expect_bytes();
-        if receiver.left() >= BULK_WAKE_BYTES {
-            self.set_wake_level(BULK_WAKE_BYTES);
+        let left = receiver.left();
+        if left >= MIN_WAKE_BYTES {
+            self.set_wake_level(left.min(BULK_WAKE_BYTES));
         }
     }
 

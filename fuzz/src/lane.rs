@@ -127,8 +127,8 @@ impl Offer for Run {
         Take::Chunk(self.piece(seq))
     }
 
-    fn has_more(&self) -> bool {
-        self.taken.get() < self.chunks
+    fn left(&self) -> usize {
+        (self.chunks - self.taken.get()) as usize
     }
 }
 

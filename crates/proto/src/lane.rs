@@ -89,8 +89,13 @@ pub trait Offer {
     /// The next chunk that nobody has taken.
     fn take(&self) -> Take<Self::Chunk>;
 
+    /// How many chunks there may be left to take.
+    fn left(&self) -> usize;
+
     /// Whether there may be a chunk left to take.
-    fn has_more(&self) -> bool;
+    fn has_more(&self) -> bool {
+        self.left() > 0
+    }
 }
 
 /// What came of taking a chunk.
@@ -301,6 +306,9 @@ pub struct Remains<O: Offer> {
 /// Offers that are put back in one call because they must wait. They take turns, so that the others
 /// are next. Offers that others have emptied do not count: each is looked at once and then gone.
 const MAX_LOOKS: usize = 64;
+
+/// Chunks that a lane has asked for while an offer ends: enough to keep the peer busy meanwhile.
+const MIN_SHARE: usize = 4;
 
 /// Pings that either side may have unanswered on one lane.
 pub const MAX_PINGS: usize = 1024;
@@ -547,14 +555,17 @@ impl<O: Offer, A> Lane<O, A> {
     }
 
     /// Whether this lane has asked for its share of an offer. Requests cost nothing to send:
-    /// without a share the first lane would ask for everything.
+    /// without a share the first lane would ask for everything, and towards the end a slow one
+    /// for chunks that the others could have had long before.
     fn has_its_share(&self, offer: &O) -> bool {
         let chunks = offer.chunks();
-        let share = chunks.div_ceil(self.lanes);
         // Most offers have one chunk, and need not be looked for.
-        chunks > 1
-            && self.reads.chunks.len() >= share
-            && self.reads.of_transfer(offer.transfer()) >= share
+        if chunks == 1 || self.lanes == 1 {
+            return false;
+        }
+        let left = offer.left().div_ceil(self.lanes);
+        let share = left.max(MIN_SHARE).min(chunks.div_ceil(self.lanes));
+        self.reads.chunks.len() >= share && self.reads.of_transfer(offer.transfer()) >= share
     }
 
     fn poll_write(&mut self, room: &mut impl Room<O, A>) -> Option<Transmit<O, A>> {

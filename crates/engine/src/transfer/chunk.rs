@@ -122,7 +122,7 @@ impl lane::Offer for Offered {
         Self::next(&self.0).map_or(Take::Nothing, Take::Chunk)
     }
 
-    fn has_more(&self) -> bool {
-        self.0.has_more()
+    fn left(&self) -> usize {
+        self.0.left_to_take()
     }
 }

@@ -145,11 +145,12 @@ impl Run {
         self.plan.len() == 1 && self.plan.bytes <= SHORT_BYTES
     }
 
-    /// Whether there may be a chunk left to take.
+    /// Returns how many chunks there may be left to take.
     #[inline]
-    pub(crate) fn has_more(&self) -> bool {
-        (self.next.load(Ordering::Relaxed) as usize) < self.plan.len()
-            || self.returns.load(Ordering::Acquire) > 0
+    pub(crate) fn left_to_take(&self) -> usize {
+        let taken = self.next.load(Ordering::Relaxed) as usize;
+        let returned = self.returns.load(Ordering::Acquire) as usize;
+        self.plan.len().saturating_sub(taken) + returned
     }
 
     /// Settles `chunks` chunks that had been taken. True for the call that settled the last one: its caller
@@ -293,9 +294,9 @@ mod tests {
     fn a_chunk_that_is_given_back_is_handed_out_again() {
         let run = run(2);
         let taken: Vec<_> = std::iter::from_fn(|| run.take()).collect();
-        assert!(!run.has_more() && run.peek().is_none());
+        assert!(run.left_to_take() == 0 && run.peek().is_none());
         assert!(!run.give_back(taken[0]));
-        assert!(run.has_more() && run.peek().is_some());
+        assert!(run.left_to_take() > 0 && run.peek().is_some());
         assert_eq!(run.take(), Some(0));
         assert_eq!(run.take(), None);
         assert!(!run.settle(1));
@@ -308,7 +309,7 @@ mod tests {
         let taken: Vec<_> = std::iter::from_fn(|| run.take()).collect();
         assert!(!run.give_back(taken[0]));
         assert!(!run.close());
-        assert!(!run.has_more() && run.take().is_none());
+        assert!(run.left_to_take() == 0 && run.take().is_none());
         assert!(!run.give_back(taken[1]));
         assert!(run.give_back(taken[2]));
     }

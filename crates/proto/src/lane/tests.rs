@@ -94,8 +94,8 @@ impl Offer for Run {
         Take::Chunk(*piece)
     }
 
-    fn has_more(&self) -> bool {
-        !self.rest().is_empty()
+    fn left(&self) -> usize {
+        self.rest().len()
     }
 }
 
@@ -137,8 +137,8 @@ impl Offer for Counted {
         self.looked().take()
     }
 
-    fn has_more(&self) -> bool {
-        self.looked().has_more()
+    fn left(&self) -> usize {
+        self.looked().left()
     }
 }
 

@@ -152,8 +152,8 @@ impl Offer for Batch {
         piece.map_or(Take::Nothing, Take::Chunk)
     }
 
-    fn has_more(&self) -> bool {
-        !self.pieces.borrow().is_empty()
+    fn left(&self) -> usize {
+        self.pieces.borrow().len()
     }
 }
 

@@ -28,6 +28,23 @@ fn a_lane_asks_for_its_share_of_an_offer_and_for_more_as_answers_come() {
 }
 
 #[test]
+fn a_lane_asks_for_less_as_an_offer_ends() {
+    let run = Run::new(Op::Read, 1, &[10; 16]);
+    let mut lane = Alone::new(64, 64, 2);
+    lane.offer(run.clone()).unwrap();
+    assert_eq!(drain(&mut lane), ["request"; 6]);
+    // Others take chunks, until four are left.
+    for _ in 0..6 {
+        assert!(matches!(run.take(), Take::Chunk(_)));
+    }
+    for (seq, more) in [(0, 0), (1, 0), (2, 1)] {
+        let data = frame(Kind::Data, chunk(1, seq), 10);
+        lane.handle_frame(&data).unwrap();
+        assert_eq!(drain(&mut lane).len(), more);
+    }
+}
+
+#[test]
 fn shares_are_counted_for_each_transfer() {
     let mut lane = Alone::new(64, 64, 2);
     for transfer in 1..=3 {

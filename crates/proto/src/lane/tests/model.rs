@@ -83,7 +83,9 @@ impl Model {
             .iter()
             .filter(|piece| piece.id.transfer == run.transfer())
             .count();
-        asked >= run.chunks().div_ceil(self.lanes)
+        let of_all = run.chunks().div_ceil(self.lanes);
+        let of_the_rest = run.left().div_ceil(self.lanes);
+        self.lanes > 1 && run.chunks() > 1 && asked >= of_the_rest.max(MIN_SHARE).min(of_all)
     }
 
     /// Whether a chunk of a live run may be sent that way.

@@ -146,7 +146,8 @@ fn lanes_ask_for_their_shares_of_one_posting() {
     pair.run();
     pair.assert_all_settled();
     for end in &pair.ends[0] {
-        assert_eq!(end.peak, [0, 16]);
+        let [writes, reads] = end.peak;
+        assert!(writes == 0 && (4..=16).contains(&reads), "{reads}");
     }
 }
 

@@ -223,6 +223,20 @@ impl TwoMachines {
             .expect("streams can be reset");
     }
 
+    /// Ends the TCP stream of a machine whose left end has this port, as a reset by the network does.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn reset_stream(&self, machine: Machine, port: u16) {
+        let way = match machine {
+            Machine::Left => "sport",
+            Machine::Right => "dport",
+        };
+        let port = format!(":{port}");
+        let command = ["ss", "-K", "-t", "state", "established", way, "=", &port];
+        self.exec(machine, &command).expect("a stream can be reset");
+    }
+
     /// Removes or gives back the address of a machine on a cable.
     ///
     /// # Panics

@@ -159,6 +159,32 @@ fn all_streams_are_reset() {
     });
 }
 
+/// Also on a plugin, whose own connections stay: the lane gets comms with its new stream.
+#[test]
+fn the_stream_of_one_lane_is_reset() {
+    story_within(GUARD, || {
+        for side in [Machine::Left, Machine::Right] {
+            let Some(stage) = Stage::blinking(Family::V4, &[]) else {
+                return;
+            };
+            let (rounds, longest) = stage.beside_traffic(|| {
+                for lane in [0, 1, 0, 1, 0, 1] {
+                    stage.wait_for_lanes();
+                    let port = stage.alice.lanes("bob")[lane].local.port();
+                    stage.machines.reset_stream(side, port);
+                    wait_until("another stream has taken its place", || {
+                        let now = &stage.alice.lanes("bob")[lane];
+                        now.is_up && now.local.port() != port
+                    });
+                }
+            });
+            println!("{side:?}: {rounds} rounds, the longest {longest:?}");
+            stage.wait_for_lanes();
+            stage.works(2);
+        }
+    });
+}
+
 #[test]
 fn a_stream_is_swallowed_in_silence() {
     story_within(GUARD, || {

@@ -9,6 +9,7 @@ use tcpx_proto::handshake::{Established, Features, Offer};
 
 use super::ControlLoop;
 use super::listen::ConnectionKey;
+use super::rejoin::LONGEST_PAUSE;
 use crate::carrier::comm::{Comms, Net, RawLane, set_up};
 use crate::error::{CommCause, Error};
 use crate::link::tcp::{Connection, Lane, Windows};
@@ -90,7 +91,10 @@ impl ControlLoop {
             let lanes = joined.lanes.len();
             return self.in_use(joined, (0..lanes).map(|_| None).collect());
         };
+        self.plugging(&joined);
         let dialled = joined.dialled.clone();
+        let rejoins = joined.rejoins.clone();
+        let lane = joined.established.lane;
         let key = joined.key();
         if dialled.is_none() {
             self.incoming.plugging.insert(key, joined.lanes.len());
@@ -113,15 +117,28 @@ impl ControlLoop {
         let thread = std::thread::Builder::new().name("tcpx-plugin".into());
         if let Err(error) = thread.spawn(plug) {
             self.incoming.plugging.remove(&key);
-            not_in_use(dialled.as_ref(), &Error::io("cannot start a thread", error));
+            let error = Error::io("cannot start a thread", error);
+            match rejoins {
+                None => not_in_use(dialled.as_ref(), &error),
+                Some(link) => {
+                    self.no_longer_plugging(&link, lane);
+                    if dialled.is_some() {
+                        self.try_again(&link, lane, LONGEST_PAUSE);
+                    }
+                }
+            }
         }
     }
 
     /// The comms are there, or will not be.
     pub(super) fn plugged(&mut self, plugged: Plugged) {
         let Plugged { joined, comms } = plugged;
-        if joined.dialled.is_none() {
-            self.incoming.plugging.remove(&joined.key());
+        match &joined.rejoins {
+            _ if joined.dialled.is_none() => {
+                self.incoming.plugging.remove(&joined.key());
+            }
+            Some(link) => self.no_longer_plugging(link, joined.established.lane),
+            None => {}
         }
         match comms {
             Ok(comms) => self.in_use(joined, comms.into_iter().map(Some).collect()),

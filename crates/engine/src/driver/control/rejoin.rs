@@ -27,7 +27,7 @@ const ATTEMPT_TIME: Duration = Duration::from_secs(2);
 
 /// How long the first pause between two attempts is, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long a peer has to answer whether it exists.
 const PROBE_TIME: Duration = Duration::from_secs(1);
@@ -61,6 +61,8 @@ struct Probe {
 #[derive(Default)]
 pub(super) struct Rejoins {
     later: Vec<Later>,
+    /// Lanes whose new streams of ours get their comms.
+    plugging: Vec<(Arc<dyn Link>, u16)>,
     probes: Tokens<Probe>,
 }
 
@@ -101,7 +103,9 @@ impl ControlLoop {
 
     fn is_rejoining(&self, link: &Arc<dyn Link>, lane: usize) -> bool {
         let mut later = self.rejoins.later.iter();
+        let mut plugging = self.rejoins.plugging.iter();
         later.any(|l| l.lane == lane && is_same_link(&l.link, link))
+            || plugging.any(|(l, index)| usize::from(*index) == lane && is_same_link(l, link))
             || self.dialing.rejoins().any(|rejoin| {
                 usize::from(rejoin.wanted.id.lane) == lane && is_same_link(&rejoin.link, link)
             })
@@ -174,14 +178,34 @@ impl ControlLoop {
         }
     }
 
+    /// Notes that a new stream of ours gets its comms: no other one is made meanwhile.
+    pub(super) fn plugging(&mut self, joined: &Joined) {
+        if let (Some(_), Some(link)) = (&joined.dialled, &joined.rejoins) {
+            let lane = (Arc::clone(link), joined.established.lane);
+            self.rejoins.plugging.push(lane);
+        }
+    }
+
+    /// Ends what [`ControlLoop::plugging`] has begun.
+    pub(super) fn no_longer_plugging(&mut self, link: &Arc<dyn Link>, lane: u16) {
+        let plugging = &mut self.rejoins.plugging;
+        plugging.retain(|(l, index)| *index != lane || !is_same_link(l, link));
+    }
+
     /// A new stream is there, from our side or from the peer's.
     pub(super) fn rejoined(&mut self, joined: Joined, comms: Option<Comms>, link: &Arc<dyn Link>) {
+        let lane = joined.established.lane;
+        let is_ours = joined.dialled.is_some();
         let worker = self.worker_for(joined.established.lane.into(), link.lanes());
         let Some(rejoined) = joined.into_rejoined(comms, worker) else {
             return;
         };
         if !link.adopt(rejoined) {
-            limited!(DEBUG, "a stream came for a lane that does not wait for it");
+            limited!(DEBUG, lane, "a new stream of a lane is not used");
+            // It may have broken since its handshake.
+            if is_ours {
+                self.try_again(link, lane, pause_after(0));
+            }
         }
     }
 
@@ -189,10 +213,18 @@ impl ControlLoop {
     pub(super) fn not_rejoined(&mut self, joined: &Joined, error: &Error) {
         limited!(DEBUG, %error, "a lane did not come back");
         if let (Some(_), Some(link)) = (&joined.dialled, &joined.rejoins) {
+            self.try_again(link, joined.established.lane, LONGEST_PAUSE);
+        }
+    }
+
+    /// Makes another stream for a lane after a pause, if it needs one then.
+    pub(super) fn try_again(&mut self, link: &Arc<dyn Link>, lane: u16, pause: Duration) {
+        let lane = usize::from(lane);
+        if !self.is_rejoining(link, lane) {
             self.rejoins.later.push(Later {
-                at: Instant::now() + LONGEST_PAUSE,
+                at: Instant::now() + pause,
                 link: Arc::clone(link),
-                lane: usize::from(joined.established.lane),
+                lane,
                 tries: 1,
             });
         }

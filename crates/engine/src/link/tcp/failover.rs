@@ -279,18 +279,20 @@ impl Connection {
         let Some(old) = self.lanes.load().get(index).cloned() else {
             return false;
         };
+        if rejoined.stream <= old.id() {
+            // It has taken longer than a newer one, which stays.
+            return false;
+        }
         if !old.is_down() {
             // The peer has noticed first.
             self.lane_lost(&old, LostCause::LaneDropped);
         }
         self.recover();
         let owners = std::mem::take(&mut rejoined.owners);
-        if self.has_ended()
-            || !self.origin.join(owners)
-            || !self.losses.lock().open(rejoined.stream)
-        {
+        if self.has_ended() || !self.origin.join(owners) {
             return false;
         }
+        let stream = rejoined.stream;
         let lane = match Lane::rejoined(rejoined, self.windows, &self.context) {
             Ok(lane) => Arc::new(lane),
             Err(error) => {
@@ -298,6 +300,10 @@ impl Connection {
                 return false;
             }
         };
+        // Not before: one that is open must have a lane, or no other can be opened.
+        if !self.losses.lock().open(stream) {
+            return false;
+        }
         let mut lanes = (**self.lanes.load()).clone();
         lanes[index] = Arc::clone(&lane);
         // Runs that the others have in hand: this one takes part.

@@ -13,7 +13,7 @@ use super::drive::BUDGET;
 use super::{Connection, Lane, Windows};
 
 use crate::carrier::comm::RawLane;
-use crate::link::Link;
+use crate::link::{Link, Rejoined};
 use crate::testing::{LONG, Pair, connection, wait_until};
 use crate::{Buffer, Config, Error, LostCause, Misbehaviour, Op, Segment, Session};
 
@@ -538,4 +538,49 @@ fn a_session_that_closes_is_not_held_up_by_what_its_application_has_not_read() {
     // What she had before she can still read.
     let heard = pair.alice.notifications().len();
     assert!(heard > 0 && heard <= sent, "{heard} of {sent}");
+}
+
+/// A stream that broke before it could take the place of a lane's.
+fn broken_stream(connection: &Connection, stream: StreamId) -> Rejoined {
+    let options = SocketOptions {
+        buffer_bytes: 0,
+        dead_after: LONG,
+    };
+    let listener = Listener::bind(([127, 0, 0, 1], 0).into(), &options).unwrap();
+    let near = Stream::connect(listener.local_addr().unwrap(), None, &options).unwrap();
+    wait_until("it is connected", || {
+        listener.accept().is_ok_and(|(far, _)| {
+            far.reset();
+            true
+        })
+    });
+    wait_until("it is broken", || near.peer_addr().is_err());
+    Rejoined {
+        stream,
+        raw: RawLane {
+            stream: near,
+            early: Vec::new(),
+        },
+        comms: None,
+        owners: Vec::new(),
+        worker: Arc::clone(&connection.lanes.load()[0].worker),
+    }
+}
+
+#[test]
+fn a_stream_that_broke_before_its_use_does_not_keep_others_out() {
+    let pair = Pair::new();
+    let ours = connection(pair.alice.core());
+    let lane = || Arc::clone(&ours.lanes.load()[0]);
+    let generation = lane().id().generation;
+    let stream = |generation| StreamId {
+        lane: 0,
+        generation,
+    };
+    let older = broken_stream(&ours, stream(generation));
+    assert!(!ours.adopt(older) && !lane().is_down());
+    let newer = broken_stream(&ours, stream(generation + 1));
+    assert!(!ours.adopt(newer));
+    wait_until("another has taken its place", || !lane().is_down());
+    assert!(lane().id() > stream(generation));
 }

@@ -31,7 +31,8 @@ use crate::transfer::{ChunkRef, Offered, Run};
 /// near it, the sender would have no room left to send what the receiver waits for.
 const BULK_WAKE_BYTES: usize = 256 << 10;
 
-/// Wakes it for the rest of a payload where at least this much is left: a few packets.
+/// Wakes it for the rest of a payload from another machine where at least this much is left: a few
+/// packets.
 const MIN_WAKE_BYTES: usize = 64 << 10;
 
 /// What both halves of a lane share: the protocol's state, and grants to use again.
@@ -535,7 +536,11 @@ impl Lane {
         };
         receiver.expect_bytes();
         let left = receiver.left();
-        if left >= MIN_WAKE_BYTES {
+        let enough = match self.is_local {
+            true => BULK_WAKE_BYTES,
+            false => MIN_WAKE_BYTES,
+        };
+        if left >= enough {
             self.set_wake_level(left.min(BULK_WAKE_BYTES));
         }
     }

@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use parking_lot::Mutex;
 
 use crate::error::Error;
+use crate::memory::DeviceMemory;
 use crate::pinned::Pinned;
 use crate::queue::CudaQueue;
 use crate::sys::{self, Api};
@@ -51,6 +52,8 @@ pub(crate) struct Kernels {
     pub(crate) inline: sys::Function,
     /// Its work items are in memory.
     pub(crate) table: sys::Function,
+    /// Likewise, and what it moves leaves the cache soon.
+    pub(crate) passing: sys::Function,
 }
 
 /// Contexts in use, so that all memory of one context shares one value.
@@ -172,6 +175,7 @@ impl Context {
                 module,
                 inline: function(c"tcpx_copy_inline")?,
                 table: function(c"tcpx_copy_table")?,
+                passing: function(c"tcpx_copy_passing")?,
             })
         })();
         match kernels {
@@ -211,8 +215,16 @@ impl Device for Context {
         Ok(Box::new(CudaQueue::new(self.arc(), path)?))
     }
 
+    fn batch_queue(&self) -> Result<Box<dyn Queue>, Error> {
+        Ok(Box::new(CudaQueue::passing(self.arc())?))
+    }
+
     fn pin(&self, len: usize) -> Result<Pinned, Error> {
         Pinned::near(self.arc(), len)
+    }
+
+    fn allocate(&self, len: usize) -> Result<DeviceMemory, Error> {
+        DeviceMemory::on(self.arc(), len)
     }
 
     fn make_current(&self) -> Result<Current, Error> {

@@ -6,6 +6,7 @@
 //! - [`Device`]: a CUDA context, or the [`StandIn`], with which everything above is tested without a GPU.
 //! - [`Queue`]: copies in order, without waiting: many small ranges cost one kernel launch.
 //! - [`Pinned`]: host memory that the device reads and writes by itself, on its own NUMA node.
+//! - [`Batches`]: scattered copies of many callers, moved by few launches.
 //! - [`DeviceBuffer`]: device memory for benchmarks and tests.
 //!
 //! Inside: `sys` is the driver's interface, `context` owns one CUDA context and what was made in it,
@@ -16,12 +17,14 @@
 //! Every entry leaves the calling thread's current CUDA context as it found it, uses streams of its own
 //! that do not wait for the default stream, and never synchronises a device.
 
+mod batch;
 mod buffer;
 mod completion;
 mod context;
 mod error;
 mod info;
 mod locate;
+mod memory;
 mod pair;
 mod pinned;
 mod queue;
@@ -34,10 +37,12 @@ mod table;
 
 use std::fmt::{self, Debug};
 
+pub use batch::{BatchTicket, Batches, Move, Wish};
 pub use buffer::DeviceBuffer;
 pub use error::Error;
 pub use info::{DeviceInfo, devices, free_bytes};
 pub use locate::{current, device, locate};
+pub use memory::DeviceMemory;
 pub use pinned::Pinned;
 pub use standin::StandIn;
 
@@ -91,9 +96,17 @@ pub trait Device: Send + Sync + Debug {
     /// Makes a queue that moves bytes by the given way; for measurements.
     fn queue_by(&self, path: Path) -> Result<Box<dyn Queue>, Error>;
 
+    /// Makes a queue for [`Batches`]: what it moves leaves the cache before what others have there.
+    fn batch_queue(&self) -> Result<Box<dyn Queue>, Error> {
+        self.queue()
+    }
+
     /// Page-locked host memory near the device (same NUMA node), zeroed, usable by the queues of every
     /// device of its kind.
     fn pin(&self, len: usize) -> Result<Pinned, Error>;
+
+    /// Memory of the device.
+    fn allocate(&self, len: usize) -> Result<DeviceMemory, Error>;
 
     /// Makes the device current on this thread until the guard is dropped. For libraries that take the device that they
     /// are to work for from the thread that calls them.

@@ -59,6 +59,8 @@ pub(crate) struct CudaQueue {
     /// Memory for items that do not fit the parameters: the last is in use, an earlier one may still be
     /// read. Dropped by hand, after the work.
     tables: ManuallyDrop<Vec<Pinned>>,
+    /// Whether what it moves is to leave the device's cache before what the application has there.
+    is_passing: bool,
     /// Who uses which part of the last table.
     ring: Ring,
     /// How far `ring` is freed by the ticket of the same place.
@@ -89,6 +91,11 @@ enum Items {
     Table { start: usize },
 }
 
+/// Whether the copy engine moves so many ranges, `bytes` in all, better than the kernel.
+pub(crate) fn is_for_engine(ranges: usize, bytes: u64) -> bool {
+    ranges <= ENGINE_MOST_RANGES || bytes / ENGINE_LEAST_AVERAGE >= ranges as u64
+}
+
 /// How the items of a launch are written.
 enum Form {
     Items,
@@ -103,6 +110,11 @@ impl Form {
             Self::Pairs(_) => room_of_pairs(count),
         }
     }
+}
+
+/// Whether a list has as many bytes as a range.
+fn is_as_long(list: &[Range], range: &Range) -> bool {
+    measure::<Ranges>(list).is_ok_and(|sum| sum.bytes == range.len as u64)
 }
 
 /// Two take the room of an item.
@@ -124,17 +136,24 @@ impl CudaQueue {
             failed: None,
             inline: Box::new(Inline([Item::default(); INLINE_ITEMS])),
             tables: ManuallyDrop::new(vec![table]),
+            is_passing: false,
             ring: Ring::new(FIRST_TABLE),
             ends: [0; TICKETS],
             freed: 0,
         })
     }
 
+    /// A queue for batches.
+    pub(crate) fn passing(context: Arc<Context>) -> Result<Self, Error> {
+        let mut queue = Self::new(context, Path::Auto)?;
+        queue.is_passing = true;
+        Ok(queue)
+    }
+
     /// The way that a list goes.
     fn path(&self, ranges: usize, bytes: u64) -> Path {
         match self.path {
-            Path::Auto if ranges <= ENGINE_MOST_RANGES => Path::Engine,
-            Path::Auto if bytes / ENGINE_LEAST_AVERAGE >= ranges as u64 => Path::Engine,
+            Path::Auto if is_for_engine(ranges, bytes) => Path::Engine,
             Path::Auto => Path::Kernel,
             path => path,
         }
@@ -385,7 +404,11 @@ impl CudaQueue {
             Items::Inline => (kernels.inline, INLINE_BLOCK, (&raw mut *self.inline).cast()),
             Items::Table { start } => {
                 table = table.wrapping_add(start * size_of::<Item>());
-                (kernels.table, TABLE_BLOCK, (&raw mut table).cast())
+                let function = match self.is_passing {
+                    true => kernels.passing,
+                    false => kernels.table,
+                };
+                (function, TABLE_BLOCK, (&raw mut table).cast())
             }
         };
         let mut count = filled.items as c_uint;
@@ -472,10 +495,21 @@ impl Queue for CudaQueue {
 
     unsafe fn copy(&mut self, from: &[Range], to: &[Range]) -> Result<Ticket, Error> {
         let (sources, targets) = (List::<Ranges>::new(from), List::<Ranges>::new(to));
-        let count = sources.places();
-        if count == targets.places()
-            && let Some(ticket) = self.quick(&sources, &targets, count, Bases::NONE)?
-        {
+        let count = sources.places().max(targets.places());
+        // Where one side lies together there is no need to walk along both.
+        let quick = match (from, to) {
+            (_, [to]) if is_as_long(from, to) => {
+                self.quick(&sources, &Dense(to.address as u64), count, Bases::NONE)?
+            }
+            ([from], _) if is_as_long(to, from) => {
+                self.quick(&Dense(from.address as u64), &targets, count, Bases::NONE)?
+            }
+            _ if sources.places() == targets.places() => {
+                self.quick(&sources, &targets, count, Bases::NONE)?
+            }
+            _ => None,
+        };
+        if let Some(ticket) = quick {
             return Ok(ticket);
         }
         let (sum, target) = (measure::<Ranges>(from)?, measure::<Ranges>(to)?);

@@ -9,6 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::error::Error;
+use crate::memory::DeviceMemory;
 use crate::pinned::Pinned;
 use crate::side::{Dense, List, Ranges, Side, Sources, Targets, measure};
 use crate::table::Walk;
@@ -88,6 +89,10 @@ impl Device for StandIn {
 
     fn pin(&self, len: usize) -> Result<Pinned, Error> {
         Pinned::plain(len)
+    }
+
+    fn allocate(&self, len: usize) -> Result<DeviceMemory, Error> {
+        DeviceMemory::plain(len)
     }
 
     fn ordinal(&self) -> u32 {

@@ -87,6 +87,9 @@ pub const FLAG_NOTIFY: u8 = 1;
 /// Flag of [`Kind::Write`] and [`Kind::Data`]: the payload does not follow but travels on the lane's comm, in messages
 /// that are in the order of their frames.
 pub const FLAG_COMM: u8 = 2;
+/// Flag of [`Kind::Write`] and [`Kind::Data`]: the sender has further payload for this lane. A hint: what
+/// is received may be brought to its memory together with what follows.
+pub const FLAG_MORE: u8 = 4;
 /// Flag of [`Kind::Send`]: the payload holds the whole message.
 pub const FLAG_INLINE: u8 = 1;
 
@@ -186,6 +189,13 @@ impl Header {
         }
     }
 
+    /// Adds flags to the frame that `frame` begins with.
+    pub fn add_flags(frame: &mut [u8], flags: u8) {
+        if let Some(known) = frame.get_mut(1) {
+            *known |= flags;
+        }
+    }
+
     /// Appends this header with a text as its payload, cut to what the protocol takes.
     pub fn encode_with_text(&self, out: &mut Vec<u8>, text: &str) {
         let text = &text.as_bytes()[..text.len().min(MAX_TEXT_BYTES as usize)];
@@ -253,6 +263,12 @@ impl Header {
         matches!(self.kind, Kind::Write | Kind::Data) && self.flags & FLAG_COMM != 0
     }
 
+    /// Whether the sender has further payload for this lane.
+    #[must_use]
+    pub fn has_more(&self) -> bool {
+        matches!(self.kind, Kind::Write | Kind::Data) && self.flags & FLAG_MORE != 0
+    }
+
     /// Payload bytes that follow on the wire; a READ request announces bytes but carries none, and neither does a frame
     /// whose payload is on the comm.
     #[must_use]
@@ -301,8 +317,8 @@ impl Header {
             _ => true,
         };
         let flags_fit = match self.kind {
-            Kind::Write => self.flags & !(FLAG_NOTIFY | FLAG_COMM) == 0,
-            Kind::Data => self.flags & !FLAG_COMM == 0,
+            Kind::Write => self.flags & !(FLAG_NOTIFY | FLAG_COMM | FLAG_MORE) == 0,
+            Kind::Data => self.flags & !(FLAG_COMM | FLAG_MORE) == 0,
             Kind::Send => self.flags <= FLAG_INLINE,
             // A status; what this version does not know is `Status::Other`.
             Kind::WriteError | Kind::ReadError | Kind::SendDone => true,

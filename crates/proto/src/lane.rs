@@ -649,6 +649,12 @@ impl<O: Offer, A> Lane<O, A> {
             || !self.read_offers.is_empty()
     }
 
+    /// Whether payload waits to be sent: an answer, or an offer of a WRITE for which `has_chunks` holds.
+    #[must_use]
+    pub fn has_payload(&self, has_chunks: impl Fn(&O) -> bool) -> bool {
+        !self.answers.is_empty() || self.write_offers.iter().take(MAX_LOOKS).any(has_chunks)
+    }
+
     /// Whether the peer is waited for, or waits for us: its silence matters.
     #[must_use]
     pub fn is_busy(&self) -> bool {

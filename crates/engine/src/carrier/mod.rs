@@ -169,6 +169,11 @@ pub(crate) trait SendCarrier: Send {
     /// Waits the few microseconds that preparing a lone small payload takes.
     fn look(&mut self) {}
 
+    /// Whether payloads wait whose frames have not begun.
+    fn has_next(&self) -> bool {
+        false
+    }
+
     /// Finds the next payload whose frame may begin, in the order in which they were pushed.
     fn poll_begin(&mut self) -> Begin<'_>;
 
@@ -345,8 +350,8 @@ pub(crate) trait ReceiveCarrier<P>: Send {
         false
     }
 
-    /// A payload begins that travels behind its frame.
-    fn begin(&mut self) {}
+    /// A payload begins that travels behind its frame. `more` says whether the peer has another one.
+    fn begin(&mut self, _more: bool) {}
 
     /// Returns where the next bytes of the current payload go, of which `left` are to come; none while
     /// there is no room for them.

@@ -99,7 +99,7 @@ impl<P> ReceiveCarrier<P> for StreamReceive {
         place.is_some_and(|place| place.device.is_none())
     }
 
-    fn begin(&mut self) {
+    fn begin(&mut self, _more: bool) {
         self.at = Cursor::default();
     }
 

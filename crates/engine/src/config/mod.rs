@@ -52,6 +52,7 @@ struct Values {
     plugin_version: Held<u32>,
     staging: Held<StagingKind>,
     staging_bytes: Held<usize>,
+    device_bytes: Held<usize>,
     queue_bytes: Held<usize>,
     peer_timeout: Held<Duration>,
     connect_timeout: Held<Duration>,
@@ -219,6 +220,12 @@ impl Config {
     #[must_use]
     pub fn staging_bytes(&self) -> usize {
         self.values.staging_bytes.value
+    }
+
+    /// The memory that is taken on each GPU; 0 if none is.
+    #[must_use]
+    pub fn device_bytes(&self) -> usize {
+        self.values.device_bytes.value
     }
 
     /// The most memory that peers can make the session keep for them.

@@ -21,6 +21,7 @@ pub(super) static ROWS: &[&dyn Setting] = &[
     &PLUGIN_VERSION,
     &STAGING,
     &STAGING_BYTES,
+    &DEVICE_BYTES,
     &QUEUE_BYTES,
     &PEER_TIMEOUT,
     &CONNECT_TIMEOUT,

@@ -113,6 +113,14 @@ impl Config {
         self.put(&rows::STAGING_BYTES, bytes)
     }
 
+    /// Sets the memory that is taken on each GPU; 0 takes none.
+    ///
+    /// # Errors
+    /// The number is out of range.
+    pub fn with_device_bytes(self, bytes: usize) -> Result<Self, ConfigError> {
+        self.put(&rows::DEVICE_BYTES, bytes)
+    }
+
     /// Sets the most memory that peers can make the session keep for them.
     ///
     /// # Errors

@@ -104,6 +104,7 @@ fn ranges_end_where_they_say() {
         ("plugin_version", ["3", "13"], ["4", "12"]),
         ("plugin_version", ["1", "-1"], ["0", "8"]),
         ("staging_bytes", ["1048575", "65G"], ["1M", "64G"]),
+        ("device_bytes", ["1048575", "1025M"], ["0", "1G"]),
         ("queue_bytes", ["1048575", "65G"], ["1M", "64G"]),
         ("peer_timeout", ["99ms", "3601s"], ["100ms", "1h"]),
         ("connect_timeout", ["99ms", "3601s"], ["0.1", "60m"]),
@@ -139,7 +140,7 @@ type Both = (
 
 #[test]
 fn typed_setters_do_what_strings_do() {
-    let good: [Both; 22] = [
+    let good: [Both; 23] = [
         ("name", " a name ", |c| c.with_name(" a name ")),
         ("lanes", "3", |c| c.with_lanes(3)),
         ("chunk_bytes", "65536", |c| c.with_chunk_bytes(64 << 10)),
@@ -160,6 +161,7 @@ fn typed_setters_do_what_strings_do() {
         ("staging_bytes", "33554432", |c| {
             c.with_staging_bytes(32 << 20)
         }),
+        ("device_bytes", "0", |c| c.with_device_bytes(0)),
         ("queue_bytes", "67108864", |c| c.with_queue_bytes(64 << 20)),
         ("peer_timeout", "2.5s", |c| {
             c.with_peer_timeout(Duration::from_millis(2500))
@@ -193,7 +195,7 @@ fn typed_setters_do_what_strings_do() {
             .unwrap();
         assert_eq!((row.value.as_str(), row.source), (text, Source::Explicit));
     }
-    let bad: [Both; 13] = [
+    let bad: [Both; 14] = [
         ("name", "", |c| c.with_name("")),
         ("lanes", "0", |c| c.with_lanes(0)),
         ("chunk_bytes", "1", |c| c.with_chunk_bytes(1)),
@@ -201,6 +203,7 @@ fn typed_setters_do_what_strings_do() {
         ("workers", "65", |c| c.with_workers(65)),
         ("plugin_version", "3", |c| c.with_plugin_version(3)),
         ("staging_bytes", "0", |c| c.with_staging_bytes(0)),
+        ("device_bytes", "1", |c| c.with_device_bytes(1)),
         ("queue_bytes", "0", |c| c.with_queue_bytes(0)),
         ("peer_timeout", "1ms", |c| {
             c.with_peer_timeout(Duration::from_millis(1))

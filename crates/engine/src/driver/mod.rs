@@ -81,7 +81,7 @@ pub(crate) fn start(mut config: Config) -> Result<(Arc<SessionCore>, Vec<JoinHan
 fn spawn(
     core: &Arc<SessionCore>,
     control: ControlLoop,
-    workers: &Workers,
+    workers: &Arc<Workers>,
     threads: &mut Vec<JoinHandle<()>>,
 ) -> std::io::Result<()> {
     let config = &core.context().config;
@@ -95,12 +95,16 @@ fn spawn(
     for (index, worker) in workers.bulk().iter().enumerate() {
         let (local, worker) = (Arc::clone(&core.local), Arc::clone(worker));
         let thread = builder(format!("tcpx-worker-{index}"));
-        threads.push(thread.spawn(move || worker.run(Some(&local), spin, staging_spin))?);
+        threads.push(thread.spawn(move || worker.run(Some(&local), spin, staging_spin, || false))?);
     }
     if config.transport() == TransportKind::Tcp {
-        let worker = Arc::clone(workers.express());
+        let workers = Arc::clone(workers);
         let thread = builder("tcpx-express".into());
-        threads.push(thread.spawn(move || worker.run(None, spin, staging_spin))?);
+        let run = move || {
+            let has_bulk = || workers.is_bulk_moving();
+            workers.express().run(None, spin, staging_spin, has_bulk);
+        };
+        threads.push(thread.spawn(run)?);
     }
     Ok(())
 }

@@ -94,8 +94,15 @@ impl Worker {
         self.waker.wake();
     }
 
-    /// The thread. One for bulk also moves what stays in this process: `local`.
-    pub(crate) fn run(&self, local: Option<&Local>, spin: Duration, staging_spin: Duration) {
+    /// The thread. One for bulk also moves what stays in this process: `local`. `has_company` says whether
+    /// others are at work whom spinning would take a core from.
+    pub(crate) fn run(
+        &self,
+        local: Option<&Local>,
+        spin: Duration,
+        staging_spin: Duration,
+        has_company: impl Fn() -> bool,
+    ) {
         tcpx_net::sleep_exactly();
         let mut driven: Vec<Active> = Vec::new();
         let mut watched: Vec<Active> = Vec::new();
@@ -146,7 +153,7 @@ impl Worker {
             let is_slow = |lane: &dyn Driven| lane.is_blocked() || lane.is_worth_a_sleep();
             let slow = driven.iter().all(|active| is_slow(active.lane()));
             let patience = if staging { staging_spin } else { spin };
-            if !slow && last_progress.elapsed() < patience {
+            if !slow && last_progress.elapsed() < patience && !has_company() {
                 looks += 1;
                 let give_way = match looks {
                     1 => driven.iter().any(|active| active.lane().needs_this_core()),
@@ -311,6 +318,10 @@ impl Caller for Worker {
         drop(called);
         self.wake();
     }
+
+    fn is_awake(&self) -> bool {
+        !self.asleep.load(Ordering::Relaxed)
+    }
 }
 
 /// The workers of a session.
@@ -329,6 +340,12 @@ impl Workers {
             express: Worker::new()?,
             next: AtomicUsize::new(0),
         }))
+    }
+
+    /// Whether a worker moves bulk, or looks for it.
+    pub(crate) fn is_bulk_moving(&self) -> bool {
+        let mut bulk = self.bulk.iter();
+        bulk.any(|worker| worker.is_awake())
     }
 
     /// The workers that move bulk.
@@ -491,7 +508,7 @@ mod tests {
             [&busy, &quiet].map(|lane| worker.add(Arc::clone(lane) as _).unwrap());
         let thread = {
             let worker = Arc::clone(&worker);
-            std::thread::spawn(move || worker.run(None, Duration::ZERO, Duration::ZERO))
+            std::thread::spawn(move || worker.run(None, Duration::ZERO, Duration::ZERO, || false))
         };
         worker.call(quiet_token);
         wait_until("the worker sleeps", || {
@@ -516,7 +533,7 @@ mod tests {
         let thread = {
             let worker = Arc::clone(&worker);
             // It would look for ever.
-            std::thread::spawn(move || worker.run(None, Duration::MAX, Duration::MAX))
+            std::thread::spawn(move || worker.run(None, Duration::MAX, Duration::MAX, || false))
         };
         worker.call(token);
         wait_until("the worker sleeps", || {

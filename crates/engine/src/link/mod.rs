@@ -343,6 +343,9 @@ pub(crate) trait Caller: Send + Sync {
 
     /// Asks for it to be driven now.
     fn call(&self, token: u64);
+
+    /// Whether the thread is at work, so that a call is answered soon and costs no system call.
+    fn is_awake(&self) -> bool;
 }
 
 /// Something that threads drive: one lane.

@@ -1,14 +1,21 @@
 //! Copies to, from and within devices.
 
-use tcpx_cuda::{Device, Entry, Queue, Range, Ticket};
+use std::sync::Arc;
+
+use tcpx_cuda::{BatchTicket, Batches, Device, Entry, Move, Queue, Range, Ticket, Wish};
 use tcpx_net::{Cursor, Span};
 
+use super::slots::Pool;
 use crate::error::Error;
 
 /// Starts copies on devices and tells when they are over. Has one queue for each device that it has
-/// met; mostly one.
+/// met, mostly one, and joins scattered copies to the session's batches.
 #[derive(Default)]
 pub(crate) struct Copier {
+    /// Where to find batches; without, there are none.
+    pool: Option<Arc<Pool>>,
+    /// The batches of devices that it has met, where they have some.
+    batches: Vec<(usize, Option<Arc<Batches>>)>,
     queues: Vec<Made>,
     made: u64,
     ranges: Vec<Range>,
@@ -23,13 +30,27 @@ struct Made {
 
 /// A copy that was started.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PendingCopy {
-    /// Not the device: a queue that failed is replaced, and the new one counts anew.
-    queue: u64,
-    ticket: Ticket,
+pub(crate) enum PendingCopy {
+    Queued {
+        /// Not the device: a queue that failed is replaced, and the new one counts anew.
+        queue: u64,
+        ticket: Ticket,
+    },
+    Batched {
+        device: usize,
+        ticket: BatchTicket,
+    },
 }
 
 impl Copier {
+    /// Makes a copier that joins scattered copies to the batches of a session.
+    pub(crate) fn batching(pool: &Arc<Pool>) -> Self {
+        Self {
+            pool: Some(Arc::clone(pool)),
+            ..Self::default()
+        }
+    }
+
     /// Starts copying a device's memory, from where `cursor` stands in `spans`, to pinned memory, as
     /// much as that holds.
     pub(crate) fn gather(
@@ -40,11 +61,13 @@ impl Copier {
         to: Span,
     ) -> Result<PendingCopy, Error> {
         let at = to.address() as *mut u8;
+        self.collect(spans, cursor, to.len());
+        if let Some(copy) = self.join(device, Move::Gather, at, to.len()) {
+            return Ok(copy);
+        }
         // SAFETY: the spans are registered memory of the device, which stays valid until its revocation
         // has waited for this copy; `to` is pinned and is not given back before the copy is over.
-        self.start(device, spans, cursor, to.len(), |queue, from| unsafe {
-            queue.gather(from, at)
-        })
+        self.start(device, |queue, from| unsafe { queue.gather(from, at) })
     }
 
     /// Starts copying pinned memory to a device's, from where `cursor` stands in `spans`.
@@ -55,11 +78,13 @@ impl Copier {
         cursor: Cursor,
         from: Span,
     ) -> Result<PendingCopy, Error> {
-        let at = from.address() as *const u8;
+        let at = from.address() as *mut u8;
+        self.collect(spans, cursor, from.len());
+        if let Some(copy) = self.join(device, Move::Scatter, at, from.len()) {
+            return Ok(copy);
+        }
         // SAFETY: as in `gather`.
-        self.start(device, spans, cursor, from.len(), |queue, to| unsafe {
-            queue.scatter(at, to)
-        })
+        self.start(device, |queue, to| unsafe { queue.scatter(at, to) })
     }
 
     /// Starts copying fragments within a device, which end within 4 GiB after `base`, to where the cursor stands in `to`.
@@ -70,7 +95,6 @@ impl Copier {
         from: &[Span],
         (to, at): (&[Span], Cursor),
     ) -> Result<PendingCopy, Error> {
-        let len = from.iter().map(Span::len).sum();
         let mut entries = std::mem::take(&mut self.entries);
         entries.clear();
         let (mut source, mut target) = (Cursor::default(), at);
@@ -88,7 +112,7 @@ impl Copier {
         }
         // SAFETY: as in `gather`, for both lists; the fragments stay until their receive is consumed, which is after this
         // copy.
-        let copy = self.start(device, to, at, len, |queue, _| unsafe {
+        let copy = self.start(device, |queue, _| unsafe {
             queue.unpack(base, 0, &entries)
         });
         self.entries = entries;
@@ -104,30 +128,64 @@ impl Copier {
     ) -> Result<PendingCopy, Error> {
         let len = from.iter().map(Span::len).sum();
         let to: Vec<_> = to.iter().map(range).collect();
+        self.collect(from, Cursor::default(), len);
         // SAFETY: as in `gather`, for both lists; the caller keeps them valid.
-        self.start(device, from, Cursor::default(), len, |queue, from| unsafe {
-            queue.copy(from, &to)
-        })
+        self.start(device, |queue, from| unsafe { queue.copy(from, &to) })
     }
 
-    /// Whether a copy is over.
-    pub(crate) fn is_done(&mut self, copy: PendingCopy) -> Result<bool, Error> {
-        self.ask(copy, |queue, ticket| queue.is_done(ticket))
+    /// Whether a copy is over. `wish` says how much the caller needs it.
+    pub(crate) fn is_done(&mut self, copy: PendingCopy, wish: Wish) -> Result<bool, Error> {
+        match copy {
+            PendingCopy::Queued { queue, ticket } => self.ask(queue, |q| q.is_done(ticket)),
+            PendingCopy::Batched { device, ticket } => {
+                let batches = self.met(device).ok_or(Error::DeviceLost)?;
+                Ok(batches.is_done(ticket, wish)?)
+            }
+        }
     }
 
     /// Waits until a copy is over, one way or the other.
     pub(crate) fn wait(&mut self, copy: PendingCopy) -> Result<(), Error> {
-        self.ask(copy, |queue, ticket| queue.wait(ticket))
+        match copy {
+            PendingCopy::Queued { queue, ticket } => self.ask(queue, |q| q.wait(ticket)),
+            PendingCopy::Batched { device, ticket } => {
+                let batches = self.met(device).ok_or(Error::DeviceLost)?;
+                Ok(batches.wait(ticket)?)
+            }
+        }
     }
 
-    fn start(
+    /// The batches of a device that was met.
+    fn met(&self, device: usize) -> Option<&Batches> {
+        let met = self.batches.iter().find(|met| met.0 == device)?;
+        met.1.as_deref()
+    }
+
+    /// Joins the ranges of [`Copier::collect`] to the device's batches, if they are better there.
+    fn join(
         &mut self,
         device: &dyn Device,
-        spans: &[Span],
-        cursor: Cursor,
+        direction: Move,
+        host: *mut u8,
         len: usize,
-        start: impl Fn(&mut dyn Queue, &[Range]) -> Result<Ticket, tcpx_cuda::Error>,
-    ) -> Result<PendingCopy, Error> {
+    ) -> Option<PendingCopy> {
+        let identity = device.identity();
+        if !self.batches.iter().any(|met| met.0 == identity) {
+            let found = self.pool.as_ref().and_then(|pool| pool.batches(device));
+            self.batches.push((identity, found));
+        }
+        let batches = self.met(identity)?;
+        if !batches.suits(direction, self.ranges.len(), len) {
+            return None;
+        }
+        // SAFETY: as in `gather`.
+        let ticket = unsafe { batches.add(direction, &self.ranges, host)? };
+        let device = identity;
+        Some(PendingCopy::Batched { device, ticket })
+    }
+
+    /// Notes `len` bytes of a device's memory, from where `cursor` stands in `spans`, as ranges.
+    fn collect(&mut self, spans: &[Span], cursor: Cursor, len: usize) {
         self.ranges.clear();
         let mut left = len;
         for span in cursor.rest(spans) {
@@ -141,6 +199,14 @@ impl Copier {
             });
             left -= len;
         }
+    }
+
+    /// Starts a copy on the queue of a device.
+    fn start(
+        &mut self,
+        device: &dyn Device,
+        start: impl Fn(&mut dyn Queue, &[Range]) -> Result<Ticket, tcpx_cuda::Error>,
+    ) -> Result<PendingCopy, Error> {
         let identity = device.identity();
         let at = match self.queues.iter().position(|q| q.device == identity) {
             Some(at) => at,
@@ -165,7 +231,7 @@ impl Copier {
             }
         };
         match outcome {
-            Ok(ticket) => Ok(PendingCopy {
+            Ok(ticket) => Ok(PendingCopy::Queued {
                 queue: serial,
                 ticket,
             }),
@@ -178,18 +244,18 @@ impl Copier {
 
     fn ask<T>(
         &mut self,
-        copy: PendingCopy,
-        ask: impl FnOnce(&mut dyn Queue, Ticket) -> Result<T, tcpx_cuda::Error>,
+        serial: u64,
+        ask: impl FnOnce(&mut dyn Queue) -> Result<T, tcpx_cuda::Error>,
     ) -> Result<T, Error> {
-        let made = self.queues.iter_mut().find(|q| q.serial == copy.queue);
+        let made = self.queues.iter_mut().find(|q| q.serial == serial);
         let Some(made) = made else {
             return Err(Error::DeviceLost);
         };
-        ask(made.queue.as_mut(), copy.ticket).map_err(|error| match error {
+        ask(made.queue.as_mut()).map_err(|error| match error {
             // The failure of this copy alone.
             tcpx_cuda::Error::NotMapped => Error::MemoryFault,
             error => {
-                self.fail(copy.queue);
+                self.fail(serial);
                 error.into()
             }
         })

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tcpx_cuda::{Device, Pinned};
+use tcpx_cuda::{Batches, Device, Pinned};
 use tcpx_net::Span;
 
 use crate::error::Error;
@@ -28,6 +28,8 @@ pub(crate) struct Pool {
 }
 
 struct PoolState {
+    /// Of devices whose memory is registered.
+    batches: Vec<Arc<Batches>>,
     slots: SlotList,
     // By direction; ≤ limits
     used: [usize; 2],
@@ -86,6 +88,7 @@ impl Pool {
             state: Mutex::new(
                 Rank::Pool,
                 PoolState {
+                    batches: Vec::new(),
                     slots: SlotList::new(slot_bytes),
                     used: [0; 2],
                 },
@@ -96,6 +99,18 @@ impl Pool {
     /// Whether nothing is pinned yet.
     pub(crate) fn is_empty(&self) -> bool {
         self.state.lock().slots.slabs.is_empty()
+    }
+
+    /// The batches of a device, if it has some.
+    pub(crate) fn batches(&self, device: &dyn Device) -> Option<Arc<Batches>> {
+        let state = self.state.lock();
+        let mut batches = state.batches.iter();
+        batches.find(|batches| batches.is_of(device)).cloned()
+    }
+
+    /// Lets copies of a device share these.
+    pub(crate) fn add_batches(&self, batches: Batches) {
+        self.state.lock().batches.push(Arc::new(batches));
     }
 
     /// Bytes in a slot.

@@ -7,13 +7,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tcpx_cuda::{Device, StandIn};
+use tcpx_cuda::{Batches, Device, StandIn};
 use tcpx_net::Span;
 
 use super::MemoryKind;
 use super::slots::{Direction, Pool, Slot};
 use crate::config::{Config, StagingKind};
 use crate::error::Error;
+use crate::log::limited;
 use crate::sync::{Mutex, Rank};
 
 /// Copies up to this size are over before anything else could be done meanwhile.
@@ -48,6 +49,10 @@ pub(crate) struct Staging {
     host: Option<Arc<dyn Device>>,
     /// Slots that are made with the first region on a device, so that no transfer waits for them.
     first_slots: usize,
+    /// What batches take of a device's memory; 0 where there are to be none.
+    device_bytes: usize,
+    /// A batch with a slot of each lane is full: more never come together.
+    full_bytes: usize,
     /// Devices whose kernels are loaded.
     prepared: Mutex<Vec<usize>>,
 }
@@ -62,6 +67,8 @@ impl Staging {
         Self {
             pool: Pool::new(slot_bytes, config.staging_bytes()),
             host,
+            device_bytes: config.device_bytes(),
+            full_bytes: slot_bytes * config.lanes(),
             first_slots: config.staging_slots_per_lane() * config.lanes(),
             prepared: Mutex::new(Rank::Staging, Vec::new()),
         }
@@ -115,11 +122,29 @@ impl Staging {
         self.host.as_ref().is_some_and(|host| host.is_same(device))
     }
 
+    /// Takes the device memory in which scattered copies are batched. Without, each of them is a launch
+    /// of its own.
+    fn prepare_batches(&self, device: &dyn Device) {
+        if self.device_bytes == 0 || self.is_host(device) {
+            return;
+        }
+        match Batches::new(device, self.device_bytes, self.full_bytes) {
+            Ok(batches) => self.pool.add_batches(batches),
+            Err(error) => limited!(
+                WARN,
+                %error,
+                "no device memory for batches of scattered blocks: kernels of the application will \
+                 be slower while such blocks move. Leave TCPX_DEVICE_BYTES free on the device"
+            ),
+        }
+    }
+
     /// Does what would make the first transfer slow: loads the device's kernels, makes the first slots.
     fn prepare(&self, device: &dyn Device) -> Result<(), Error> {
         let mut prepared = self.prepared.lock();
         if !prepared.contains(&device.identity()) {
             drop(device.queue()?);
+            self.prepare_batches(device);
             prepared.push(device.identity());
         }
         if self.pool.is_empty() {

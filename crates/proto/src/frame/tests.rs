@@ -211,11 +211,11 @@ fn rows() -> [Row; 15] {
         payload,
     };
     [
-        row(Kind::Write, Some(3), true, 4096, 256 << 20),
+        row(Kind::Write, Some(7), true, 4096, 256 << 20),
         row(Kind::Ack, Some(0), false, 0, 0),
         row(Kind::WriteError, None, false, 0, 1024),
         row(Kind::Read, Some(0), true, 0, 256 << 20),
-        row(Kind::Data, Some(2), false, 0, 256 << 20),
+        row(Kind::Data, Some(6), false, 0, 256 << 20),
         row(Kind::ReadError, None, false, 0, 1024),
         row(Kind::Notify, Some(0), false, 0, 256 << 20),
         row(Kind::Ping, Some(0), false, 0, 0),
@@ -254,7 +254,8 @@ impl Row {
                     && (!on_comm || header.payload > 0)
             }
             Kind::Data => {
-                has_none && header.extra == 0 && (header.flags == 0 || header.payload > 0)
+                let on_comm = header.flags & 2 != 0;
+                has_none && header.extra == 0 && (!on_comm || header.payload > 0)
             }
             // None exactly if the message is empty; the tag always; bytes only with the flag.
             Kind::Send => {
@@ -295,7 +296,7 @@ fn headers_are_what_the_document_allows() {
                     // As many bytes as there are in 32 bits.
                     (1, 1 << 28),
                 ] {
-                    for flags in [0, 1, 2, 3, 4, 5, 6, 128, 255] {
+                    for flags in [0, 1, 2, 3, 4, 5, 6, 7, 8, 128, 255] {
                         let header = Header {
                             flags,
                             regions,

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tcpx_cuda::Device;
+use tcpx_cuda::{Device, Wish};
 use tcpx_ncclnet::{MemoryKind, Request, SendComm};
 use tcpx_net::{Cursor, Span};
 
@@ -251,7 +251,7 @@ impl CommSend {
             return Ok((Tried::Later, None));
         };
         if let Some(copy) = front.copy {
-            if !self.copier.is_done(copy)? {
+            if !self.copier.is_done(copy, Wish::Soon)? {
                 return Ok((Tried::Later, None));
             }
             front.copy = None;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tcpx_cuda::Device;
+use tcpx_cuda::{Device, Wish};
 use tcpx_net::{Cursor, Span};
 use tcpx_proto::lane::Ticket;
 
@@ -28,6 +28,8 @@ pub(crate) struct StagedReceive<P> {
     slots: usize,
     /// Why a copy of the payload at the front has failed.
     failed: Option<Error>,
+    /// Whether the peer has another payload behind the current one.
+    more: bool,
     /// Since when there has been no slot for a lane that holds none.
     starved: Option<Instant>,
 }
@@ -51,14 +53,15 @@ impl<P> StagedReceive<P> {
         // SAFETY: an empty span is never accessed.
         let nothing = unsafe { Span::new(std::ptr::dangling_mut(), 0) };
         Self {
+            copier: Copier::batching(&pool),
             pool,
-            copier: Copier::default(),
             at: Cursor::default(),
             filling: None,
             room: [nothing],
             landing: VecDeque::new(),
             slots: 0,
             failed: None,
+            more: false,
             starved: None,
         }
     }
@@ -103,8 +106,9 @@ impl<P: Send> ReceiveCarrier<P> for StagedReceive<P> {
         self.landing.len() > 1
     }
 
-    fn begin(&mut self) {
+    fn begin(&mut self, more: bool) {
         self.at = Cursor::default();
+        self.more = more;
     }
 
     fn room<'a>(&'a mut self, place: &Place<'a>, left: usize) -> Result<Option<Room<'a>>, Error> {
@@ -153,7 +157,7 @@ impl<P: Send> ReceiveCarrier<P> for StagedReceive<P> {
         if is_last && self.landing.is_empty() {
             let copier = &mut self.copier;
             // A failure is found again by `poll_over`.
-            glance(len, || copier.is_done(copy).unwrap_or(true));
+            glance(len, || copier.is_done(copy, Wish::Soon).unwrap_or(true));
         }
         self.landing.push_back(Landing {
             copy: Some((copy, slot)),
@@ -192,10 +196,15 @@ impl<P: Send> ReceiveCarrier<P> for StagedReceive<P> {
     }
 
     fn poll_over(&mut self) -> Option<Over<P>> {
+        // With a slot to spare and payload to fill it, copies may wait for those of other lanes.
+        let wish = match self.more && self.slots + 1 < DEPTH {
+            true => Wish::Later,
+            false => Wish::Soon,
+        };
         loop {
             let front = self.landing.front_mut()?;
             if let Some((copy, _)) = front.copy {
-                match self.copier.is_done(copy) {
+                match self.copier.is_done(copy, wish) {
                     Ok(false) => return None,
                     Ok(true) => {}
                     Err(error) => {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use tcpx_cuda::Device;
+use tcpx_cuda::{Device, Wish};
 use tcpx_net::{Cursor, Span};
 
 use crate::carrier::{Begin, LetGo, Outgoing, SendCarrier};
@@ -36,8 +36,8 @@ struct Staged {
 impl StagedSend {
     pub(crate) fn new(pool: Arc<Pool>) -> Self {
         Self {
+            copier: Copier::batching(&pool),
             pool,
-            copier: Copier::default(),
             queue: VecDeque::new(),
             current: None,
             slots_left: None,
@@ -121,6 +121,10 @@ impl SendCarrier for StagedSend {
             let out = Outbound::new(&device, bytes);
             self.queue.push_back(Staged { payload, out });
         }
+    }
+
+    fn has_next(&self) -> bool {
+        !self.queue.is_empty()
     }
 
     fn poll_begin(&mut self) -> Begin<'_> {
@@ -317,7 +321,8 @@ impl Outbound {
             return Ok(None);
         };
         if !part.is_over {
-            part.is_over = copier.is_done(part.copy)?;
+            // Asked for when there is nothing else to send.
+            part.is_over = copier.is_done(part.copy, Wish::Soon)?;
         }
         Ok(part.is_over.then(|| part.slot.span(part.sent, part.len)))
     }
@@ -329,7 +334,9 @@ impl Outbound {
             && let [part] = self.parts.make_contiguous()
         {
             // A failure is found again by `ready`.
-            glance(part.len, || copier.is_done(part.copy).unwrap_or(true));
+            glance(part.len, || {
+                copier.is_done(part.copy, Wish::Soon).unwrap_or(true)
+            });
         }
     }
 

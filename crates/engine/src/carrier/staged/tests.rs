@@ -125,7 +125,7 @@ fn put_in(
     spans: &[Span],
     step: usize,
 ) -> Result<Option<Error>, Error> {
-    inbound.begin();
+    inbound.begin(false);
     put_part(inbound, &place(device, spans), bytes, true, step)?;
     inbound.push(ticket(), 7);
     loop {
@@ -225,7 +225,7 @@ fn what_arrives_later_waits_its_turn() {
     let pool = Pool::new(SLOT, 8 * SLOT);
     let target = Memory::new(&[100], 0, |_| 0);
     let (mut inbound, mut landing) = (StagedReceive::new(pool), Landing::default());
-    inbound.begin();
+    inbound.begin(false);
     put_part(
         &mut inbound,
         &place(&device, &target.spans),
@@ -292,7 +292,7 @@ fn a_failure_stays_with_its_payload() {
     for landed in [true, false] {
         let mut inbound = StagedReceive::new(Arc::clone(&pool));
         // The first part of a payload of several.
-        inbound.begin();
+        inbound.begin(false);
         let there = place(&bad, &target.spans);
         put_part(&mut inbound, &there, &[1; SLOT], false, SLOT).unwrap();
         while landed && inbound.is_busy() {
@@ -330,6 +330,10 @@ impl Device for Scarce {
             return Err(tcpx_cuda::Error::HostMemory { len, reason });
         }
         self.0.pin(len)
+    }
+
+    fn allocate(&self, len: usize) -> Result<tcpx_cuda::DeviceMemory, tcpx_cuda::Error> {
+        self.0.allocate(len)
     }
 
     fn make_current(&self) -> Result<tcpx_cuda::Current, tcpx_cuda::Error> {

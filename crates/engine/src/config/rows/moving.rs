@@ -19,6 +19,7 @@ const USUAL_LANES: usize = 8;
 const DEFAULT_CHUNK_BYTES: usize = 1 << 20;
 const DEFAULT_WINDOW: usize = 16;
 const DEFAULT_STAGING_BYTES: usize = 256 << 20;
+const DEFAULT_DEVICE_BYTES: usize = 64 << 20;
 const DEFAULT_QUEUE_BYTES: usize = 24 << 20;
 const DEFAULT_SPIN: Duration = Duration::from_micros(50);
 
@@ -185,6 +186,27 @@ pub(in crate::config) static STAGING_BYTES: Row<Bytes> = Row {
     },
     get: |v| &v.staging_bytes,
     get_mut: |v| &mut v.staging_bytes,
+};
+
+pub(in crate::config) static DEVICE_BYTES: Row<Bytes> = Row {
+    key: "device_bytes",
+    variables: &["TCPX_DEVICE_BYTES"],
+    help: || {
+        "The memory that a session takes on each GPU of which it has memory registered. Scattered \
+         blocks are gathered there, many at once, so that kernels of the application lose little time \
+         while they move. 0 takes none: the blocks pass over the bus one by one, which halves the \
+         speed of a model that decodes meanwhile."
+            .into()
+    },
+    form: Bytes {
+        or_zero: true,
+        min: 1 << 20,
+        max: 1 << 30,
+    },
+    default: DefaultValue::Fixed(|| DEFAULT_DEVICE_BYTES),
+    why: || "4 batches of 8 MiB each way: one being put together, three on their way".into(),
+    get: |v| &v.device_bytes,
+    get_mut: |v| &mut v.device_bytes,
 };
 
 pub(in crate::config) static QUEUE_BYTES: Row<Bytes> = Row {

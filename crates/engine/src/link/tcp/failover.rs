@@ -192,7 +192,11 @@ impl Connection {
                 }
                 continue;
             }
-            self.pump(lane, 1);
+            // Whoever posts many at once is not to send each of them: a worker sends several together.
+            let is_left = self.context.config.workers() > 1 && !run.is_short();
+            if !is_left || !lane.worker.is_awake() {
+                self.pump(lane, 1);
+            }
             if lane.is_unfinished() {
                 lane.call_worker();
             }

@@ -558,7 +558,7 @@ impl Receiver {
                 connection.context.control.stay_awake();
                 return;
             }
-            carrier.begin();
+            carrier.begin(header.has_more());
         }
         self.stage = Stage::Payload(payload);
     }

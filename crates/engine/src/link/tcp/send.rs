@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tcpx_net::Cursor;
-use tcpx_proto::frame::{FLAG_NOTIFY, Header, Kind};
-use tcpx_proto::lane::{Chunk, ChunkId, Room, Transmit};
+use tcpx_proto::frame::{FLAG_MORE, FLAG_NOTIFY, Header, Kind};
+use tcpx_proto::lane::{Chunk, ChunkId, Offer, Room, Transmit};
 
 use super::Connection;
 use super::event::Event;
@@ -287,6 +287,7 @@ impl Sender {
     /// lane's, where they are locked already.
     fn begin(&mut self, way: Way, lane: &Lane, mut books: Option<&mut Books>) -> bool {
         loop {
+            let frame = self.head.len();
             let carrier = self.carriers.get(way);
             let flag = carrier.flag();
             match carrier.poll_begin() {
@@ -295,6 +296,9 @@ impl Sender {
                     // One that travels beside the stream has nothing behind its frame.
                     self.left = if flag == 0 { payload.bytes() } else { 0 };
                     encode_payload(&mut self.head, payload, flag);
+                    if self.has_further_payload(way, lane, books) {
+                        Header::add_flags(&mut self.head[frame..], FLAG_MORE);
+                    }
                     return true;
                 }
                 Begin::Failed(payload, error) => match &mut books {
@@ -304,6 +308,16 @@ impl Sender {
                 Begin::Nothing => return false,
             }
         }
+    }
+
+    /// Whether more payload follows the one whose frame has begun.
+    fn has_further_payload(&mut self, way: Way, lane: &Lane, books: Option<&mut Books>) -> bool {
+        let has_chunks = |offered: &Offered| offered.has_more();
+        self.carriers.get(way).has_next()
+            || match books {
+                Some(books) => books.lane.has_payload(has_chunks),
+                None => lane.books.lock().lane.has_payload(has_chunks),
+            }
     }
 
     /// Deals with a payload whose memory failed before its frame had begun.

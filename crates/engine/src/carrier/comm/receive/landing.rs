@@ -1,5 +1,6 @@
 //! From where the plugin has put a message to where it belongs.
 
+use tcpx_cuda::Wish;
 use tcpx_ncclnet::Flushing;
 use tcpx_net::{Cursor, Fault, Span, Store, copy_spans};
 
@@ -63,7 +64,7 @@ impl<T: Target> CommReceive<T> {
                         _ => Next::Now(MessageState::Landed),
                     }
                 }
-                MessageState::Gathering(copy, slot) if self.copier.is_done(copy)? => {
+                MessageState::Gathering(copy, slot) if self.copier.is_done(copy, Wish::Soon)? => {
                     Next::Now(MessageState::InSlot(slot))
                 }
                 MessageState::Gathering(copy, slot) => {
@@ -99,7 +100,7 @@ impl<T: Target> CommReceive<T> {
 
     /// Whether a copy to the part's place is over. A failure is its frame's.
     fn is_over(&mut self, copy: PendingCopy, part: &Part) -> bool {
-        match self.copier.is_done(copy) {
+        match self.copier.is_done(copy, Wish::Soon) {
             Ok(is_over) => is_over,
             Err(error) => {
                 self.frames[part.frame].failed.get_or_insert(error);

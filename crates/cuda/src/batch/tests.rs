@@ -1,0 +1,308 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{Current, Entry, Path, Pinned, StandIn};
+
+/// A stand-in that counts launches of the kernel.
+#[derive(Debug)]
+struct Counting {
+    device: StandIn,
+    launches: Arc<AtomicUsize>,
+}
+
+struct CountingQueue {
+    queue: Box<dyn Queue>,
+    launches: Arc<AtomicUsize>,
+}
+
+impl Counting {
+    fn new(device: StandIn) -> Self {
+        Self {
+            device,
+            launches: Arc::default(),
+        }
+    }
+
+    fn launches(&self) -> usize {
+        self.launches.load(Ordering::Relaxed)
+    }
+}
+
+impl Device for Counting {
+    fn queue_by(&self, path: Path) -> Result<Box<dyn Queue>, Error> {
+        Ok(Box::new(CountingQueue {
+            queue: self.device.queue_by(path)?,
+            launches: Arc::clone(&self.launches),
+        }))
+    }
+
+    fn pin(&self, len: usize) -> Result<Pinned, Error> {
+        self.device.pin(len)
+    }
+
+    fn allocate(&self, len: usize) -> Result<DeviceMemory, Error> {
+        self.device.allocate(len)
+    }
+
+    fn make_current(&self) -> Result<Current, Error> {
+        self.device.make_current()
+    }
+
+    fn ordinal(&self) -> u32 {
+        self.device.ordinal()
+    }
+
+    fn identity(&self) -> usize {
+        self.device.identity()
+    }
+}
+
+impl Queue for CountingQueue {
+    unsafe fn gather(&mut self, from: &[Range], to: *mut u8) -> Result<Ticket, Error> {
+        assert_eq!(from.len(), 1, "the copy engine moves what lies together");
+        // SAFETY: passed on from the caller.
+        unsafe { self.queue.gather(from, to) }
+    }
+
+    unsafe fn scatter(&mut self, from: *const u8, to: &[Range]) -> Result<Ticket, Error> {
+        assert_eq!(to.len(), 1, "the copy engine moves what lies together");
+        // SAFETY: passed on from the caller.
+        unsafe { self.queue.scatter(from, to) }
+    }
+
+    unsafe fn copy(&mut self, from: &[Range], to: &[Range]) -> Result<Ticket, Error> {
+        self.launches.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: passed on from the caller.
+        unsafe { self.queue.copy(from, to) }
+    }
+
+    unsafe fn unpack(&mut self, _: usize, _: usize, _: &[Entry]) -> Result<Ticket, Error> {
+        unreachable!("batches do not unpack")
+    }
+
+    fn is_done(&mut self, ticket: Ticket) -> Result<bool, Error> {
+        self.queue.is_done(ticket)
+    }
+}
+
+/// "Device" memory with blocks in it, and pinned memory for all of them.
+struct Copy {
+    device: Vec<u8>,
+    blocks: Vec<Range>,
+    host: Pinned,
+    len: usize,
+}
+
+impl Copy {
+    /// Blocks of the given lengths, with gaps between them.
+    fn new(lengths: &[usize], seed: usize) -> Self {
+        const GAP: usize = 7;
+        let len: usize = lengths.iter().sum();
+        let all = len + GAP * lengths.len();
+        let device: Vec<u8> = (0..all)
+            .map(|i| (i * 31 + seed * 17 + i / 251) as u8)
+            .collect();
+        let mut at = device.as_ptr().expose_provenance();
+        let blocks = lengths
+            .iter()
+            .map(|&len| {
+                let block = Range { address: at, len };
+                at += len + GAP;
+                block
+            })
+            .collect();
+        Self {
+            device,
+            blocks,
+            host: Pinned::plain(len.max(1)).unwrap(),
+            len,
+        }
+    }
+
+    fn add(&self, batches: &Batches, direction: Move) -> Option<BatchTicket> {
+        // SAFETY: the memory is kept until the copies are over: each test waits for them.
+        unsafe { batches.add(direction, &self.blocks, self.host.address()) }
+    }
+
+    fn in_blocks(&self) -> Vec<u8> {
+        let base = self.device.as_ptr().addr();
+        let bytes = |block: &Range| {
+            let start = block.address - base;
+            self.device[start..start + block.len].to_vec()
+        };
+        self.blocks.iter().flat_map(bytes).collect()
+    }
+
+    fn on_host(&mut self) -> &mut [u8] {
+        // SAFETY: as long, and no copy is under way.
+        unsafe { std::slice::from_raw_parts_mut(self.host.address(), self.len) }
+    }
+}
+
+const CELL: usize = 1 << 20;
+/// So much makes four cells of a megabyte each way; smaller ones than those of the product.
+fn batches(device: &dyn Device, full: usize) -> Batches {
+    let batches = Batches::new(device, 2 * CELL, full).unwrap();
+    assert_eq!(batches.gathers.lock().cells.len(), 1);
+    batches
+}
+
+#[test]
+fn cells_follow_from_the_memory_that_may_be_taken() {
+    let device = StandIn::new(1);
+    for (bytes, cells, cell) in [
+        (64 << 20, 4, 8 << 20),
+        (1 << 30, 4, 8 << 20),
+        (16 << 20, 1, 8 << 20),
+        (40 << 20, 2, 8 << 20),
+        (2 << 20, 1, 1 << 20),
+    ] {
+        let batches = Batches::new(&device, bytes, usize::MAX).unwrap();
+        for half in [&batches.gathers, &batches.scatters] {
+            let half = half.lock();
+            assert_eq!(half.cells.len(), cells);
+            assert!(half.cells.iter().all(|c| c.memory.len() == cell));
+        }
+    }
+}
+
+#[test]
+fn copies_that_nobody_waits_for_share_a_launch() {
+    for direction in [Move::Gather, Move::Scatter] {
+        let device = Counting::new(StandIn::new(2));
+        let batches = batches(&device, 4 * 1000);
+        let copies: Vec<_> = (0..4).map(|i| Copy::new(&[400, 600], i)).collect();
+        let add = |copy: &Copy| copy.add(&batches, direction).unwrap();
+        let tickets: Vec<_> = copies[..3].iter().map(add).collect();
+        assert_eq!(device.launches(), 0);
+        let last = add(&copies[3]);
+        assert_eq!(device.launches(), 1, "full");
+        for ticket in tickets.into_iter().chain([last]) {
+            batches.wait(ticket).unwrap();
+        }
+        assert_eq!(device.launches(), 1);
+    }
+}
+
+#[test]
+fn a_copy_that_is_waited_for_does_not_wait_for_others() {
+    let device = Counting::new(StandIn::new(3));
+    let batches = batches(&device, CELL);
+    let copy = Copy::new(&[100; 10], 1);
+    let ticket = copy.add(&batches, Move::Gather).unwrap();
+    let mut looks = 0;
+    while !batches.is_done(ticket, Wish::Soon).unwrap() {
+        assert_eq!(device.launches(), 1, "at the first look");
+        looks += 1;
+        assert!(looks < 100_000_000);
+    }
+}
+
+#[test]
+fn a_copy_that_nobody_waits_for_does_not_linger_for_ever() {
+    let device = Counting::new(StandIn::new(4));
+    let batches = batches(&device, CELL);
+    let copy = Copy::new(&[100; 10], 1);
+    let ticket = copy.add(&batches, Move::Scatter).unwrap();
+    while !batches.is_done(ticket, Wish::Later).unwrap() {}
+    assert_eq!(device.launches(), 1);
+}
+
+#[test]
+fn without_a_free_cell_nothing_is_added() {
+    let device = Counting::new(StandIn::new(5));
+    let batches = batches(&device, CELL);
+    let copies: Vec<_> = (0..2).map(|i| Copy::new(&[CELL / 2 + 1], i)).collect();
+    let first = copies[0].add(&batches, Move::Gather).unwrap();
+    // The cell is started to make room for it; until that is over there is no other.
+    let second = copies[1].add(&batches, Move::Gather);
+    assert_eq!(device.launches(), 1);
+    batches.wait(first).unwrap();
+    let second = second.or_else(|| copies[1].add(&batches, Move::Gather));
+    batches.wait(second.unwrap()).unwrap();
+    let long = Copy::new(&[CELL, 1], 3);
+    assert!(long.add(&batches, Move::Gather).is_none(), "too long");
+}
+
+#[test]
+fn a_device_that_fails_fails_what_it_had_and_takes_nothing_more() {
+    let device = Counting::new(StandIn::new(6).failing_after(1));
+    let batches = batches(&device, CELL);
+    let copy = Copy::new(&[1000; 3], 1);
+    let ticket = copy.add(&batches, Move::Gather).unwrap();
+    let error = batches.wait(ticket).unwrap_err();
+    assert!(matches!(error, Error::Injected { .. }), "{error:?}");
+    assert_eq!(batches.is_done(ticket, Wish::Soon), Err(error));
+    assert!(copy.add(&batches, Move::Gather).is_none());
+    let other = copy.add(&batches, Move::Scatter);
+    assert!(other.is_some(), "the other direction has its own queues");
+    let _ = batches.wait(other.unwrap());
+}
+
+#[test]
+fn few_and_small_blocks_are_not_for_batches() {
+    let device = StandIn::new(7);
+    let batches = batches(&device, CELL);
+    let suits = |blocks, len| batches.suits(Move::Gather, blocks, len);
+    assert!(suits(64, 1 << 20));
+    assert!(!suits(1, 1 << 20) && !suits(2, 1 << 20), "for the engine");
+    assert!(!suits(4, 4 << 20), "for the engine");
+    assert!(!suits(16, 64 << 10), "over sooner without");
+    let copy = Copy::new(&[1000; 3], 1);
+    let ticket = copy.add(&batches, Move::Gather).unwrap();
+    assert!(suits(16, 64 << 10), "in company");
+    batches.wait(ticket).unwrap();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #[test]
+    fn every_byte_arrives_whoever_shares_the_cell(
+        lists in prop::collection::vec(prop::collection::vec(1usize..5000, 1..9), 1..30),
+        full in 1usize..100_000,
+        ways in any::<u32>(),
+        seed in any::<u64>(),
+    ) {
+        let device = StandIn::new(seed);
+        let batches = batches(&device, full);
+        let mut copies: Vec<_> = lists.iter().zip(0..).map(|(l, i)| Copy::new(l, i)).collect();
+        let mut pending: Vec<(usize, Move, BatchTicket)> = Vec::new();
+        let mut expected = Vec::new();
+        for (index, copy) in copies.iter_mut().enumerate() {
+            let direction = match ways >> index & 1 {
+                0 => Move::Gather,
+                _ => Move::Scatter,
+            };
+            let len = copy.len;
+            let source: Vec<u8> = match direction {
+                Move::Gather => copy.in_blocks(),
+                Move::Scatter => (0..len).map(|i| (i * 13 + index) as u8).collect(),
+            };
+            if direction == Move::Scatter {
+                copy.on_host().copy_from_slice(&source);
+            }
+            expected.push(source);
+            let ticket = loop {
+                if let Some(ticket) = copy.add(&batches, direction) {
+                    break ticket;
+                }
+                // A cell comes free when its copies are over.
+                for (_, _, ticket) in &pending {
+                    let _ = batches.is_done(*ticket, Wish::Later).unwrap();
+                }
+            };
+            pending.push((index, direction, ticket));
+        }
+        for (index, direction, ticket) in pending {
+            batches.wait(ticket).unwrap();
+            let found = match direction {
+                Move::Gather => copies[index].on_host().to_vec(),
+                Move::Scatter => copies[index].in_blocks(),
+            };
+            prop_assert_eq!(&found, &expected[index]);
+        }
+    }
+}

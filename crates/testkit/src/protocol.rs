@@ -248,6 +248,8 @@ pub struct Lane {
     pub bytes_received: u64,
     /// Whether it has a stream.
     pub is_up: bool,
+    /// How many times its stream was replaced.
+    pub failovers: u32,
 }
 
 /// A notification that arrived.

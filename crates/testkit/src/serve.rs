@@ -118,6 +118,7 @@ impl State {
                     bytes_sent: l.bytes_sent,
                     bytes_received: l.bytes_received,
                     is_up: l.is_up,
+                    failovers: l.failovers,
                 });
                 json!(lanes.collect::<Vec<_>>())
             }

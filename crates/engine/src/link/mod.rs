@@ -40,8 +40,10 @@ pub struct LaneInfo {
     pub bytes_sent: u64,
     /// Bytes that came on it, framing included.
     pub bytes_received: u64,
-    /// Whether it has a stream. A lane that was lost gets a new one; its counts begin anew.
+    /// Whether it has a stream. A lane that was lost gets a new one; its counts of bytes begin anew.
     pub is_up: bool,
+    /// How many times its stream was lost and another one has taken its place.
+    pub failovers: u32,
 }
 
 /// A way to a peer.

@@ -180,6 +180,9 @@ fn the_stream_of_one_lane_is_reset() {
             });
             println!("{side:?}: {rounds} rounds, the longest {longest:?}");
             stage.wait_for_lanes();
+            for lane in stage.alice.lanes("bob") {
+                assert!(lane.failovers >= 3, "{lane:?}");
+            }
             stage.works(2);
         }
     });

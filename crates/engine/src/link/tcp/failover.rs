@@ -297,7 +297,7 @@ impl Connection {
             return false;
         }
         let stream = rejoined.stream;
-        let lane = match Lane::rejoined(rejoined, self.windows, &self.context) {
+        let lane = match Lane::rejoined(rejoined, &old, self.windows, &self.context) {
             Ok(lane) => Arc::new(lane),
             Err(error) => {
                 limited!(DEBUG, peer = self.above.name(), %error, "a lane did not come back");
@@ -332,11 +332,11 @@ impl Connection {
         }
         self.offer_again(parked);
         lane.call_worker();
-        self.count_failover(&lane, &old, alone);
+        self.note_failover(&lane, &old, alone);
         true
     }
 
-    fn count_failover(&self, lane: &Lane, old: &Lane, alone: Option<(Instant, LostCause)>) {
+    fn note_failover(&self, lane: &Lane, old: &Lane, alone: Option<(Instant, LostCause)>) {
         let after = old.down_for();
         limited!(
             INFO,

@@ -49,6 +49,8 @@ pub(crate) struct Lane {
     down: OnceLock<(Instant, LostCause)>,
     /// This side has let go of the lost stream, or is about to.
     apart: AtomicBool,
+    /// How many streams the lane has lost before this one.
+    failovers: u32,
     pub(super) stream: Stream,
     local: SocketAddr,
     remote: SocketAddr,
@@ -155,6 +157,7 @@ impl Lane {
             id,
             down: OnceLock::new(),
             apart: AtomicBool::new(false),
+            failovers: 0,
             local: stream.local_addr().map_err(broken)?,
             remote: stream.peer_addr().map_err(broken)?,
             is_local,
@@ -192,6 +195,7 @@ impl Lane {
     /// Makes the lane of a stream that takes the place of a lost one.
     pub(super) fn rejoined(
         rejoined: Rejoined,
+        lost: &Self,
         windows: Windows,
         context: &Context,
     ) -> Result<Self, Error> {
@@ -202,7 +206,11 @@ impl Lane {
             worker,
             ..
         } = rejoined;
-        Self::new(id, raw, comms, windows, worker, context)
+        let lane = Self::new(id, raw, comms, windows, worker, context)?;
+        Ok(Self {
+            failovers: lost.failovers.saturating_add(1),
+            ..lane
+        })
     }
 
     /// Which stream of the connection this is.
@@ -283,6 +291,7 @@ impl Lane {
             bytes_sent: self.bytes_sent.load(Ordering::Relaxed),
             bytes_received: self.bytes_received.load(Ordering::Relaxed),
             is_up: !self.is_down(),
+            failovers: self.failovers,
         }
     }
 

@@ -229,7 +229,7 @@ fn impossible_sizes_end_the_connection() {
                 extra: u32::MAX,
                 ..write
             },
-            Header { flags: 4, ..write },
+            Header { flags: 8, ..write },
             Header {
                 flags: 0xFF,
                 ..write

@@ -77,8 +77,11 @@ impl Connection {
         let live = self.live_lanes();
         self.note_alone(&live, lane);
         let known = self.losses.lock().close(lane.id(), remains.writes);
-        self.messages
-            .tell_down(lane.id(), &remains.endings, live.last().cloned());
+        self.messages.tell_down(
+            lane.id(),
+            &remains.endings,
+            carrier_of(&live, self.bulk_lanes).cloned(),
+        );
         self.send_messages();
         let mut again: Vec<Arc<Run>> = remains.offers.into_iter().map(|o| o.0).collect();
         // Those that waited for another lane to carry messages.
@@ -128,7 +131,8 @@ impl Connection {
             }
             Ok(Heard::Never) => {
                 let live = self.live_lanes();
-                self.messages.tell_down(stream, &[], live.last().cloned());
+                self.messages
+                    .tell_down(stream, &[], carrier_of(&live, self.bulk_lanes).cloned());
             }
             Ok(Heard::Known(known)) => {
                 let mut again = Vec::new();
@@ -370,6 +374,13 @@ impl Connection {
             Ended::Misbehaved(what) => self.end_misbehaved(what),
         }
     }
+}
+
+/// Chooses the lane for messages: the express lane, or else the first, which lone transfers begin on,
+/// too. So a notification that rides along does not overtake the one of the transfer before.
+pub(super) fn carrier_of(lanes: &[Arc<Lane>], bulk_lanes: usize) -> Option<&Arc<Lane>> {
+    let mut express = lanes.iter().filter(|lane| lane.index() >= bulk_lanes);
+    express.next().or_else(|| lanes.first())
 }
 
 /// The lane with the fewest bytes in flight, of those that are there.

@@ -32,7 +32,7 @@ use tcpx_proto::handshake::Established;
 use tcpx_proto::info::ConnectionInfo;
 
 use self::drive::{DrivenLane, Pause};
-use self::failover::Lost;
+use self::failover::{Lost, carrier_of};
 pub(crate) use self::lane::{Lane, Windows};
 use self::liveness::Liveness;
 use self::messages::Messages;
@@ -118,7 +118,7 @@ impl Connection {
             above,
             windows,
             bulk_lanes: windows.lanes,
-            messages: Messages::new(lanes.last().expect("a connection has a lane")),
+            messages: Messages::new(carrier_of(&lanes, windows.lanes).expect("it has a lane")),
             losses: Mutex::new(Rank::Leaf, Losses::new(lanes.len())),
             lost: Mutex::new(Rank::Leaf, Lost::default()),
             next_generation: lanes.iter().map(|_| AtomicU32::new(1)).collect(),

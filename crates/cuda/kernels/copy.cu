@@ -44,18 +44,8 @@ __device__ __forceinline__ range range_of(const void *items, u32 i, u64 from, u6
   return {from + (work.x & 0xffffffffffffull), to + work.y, (u32)(work.x >> 48)};
 }
 
-// How values are loaded and stored: as usual, or so that they leave the cache before what the application has there.
-struct usual {
-  template <typename T> static __device__ __forceinline__ T load(const T *at) { return *at; }
-  template <typename T> static __device__ __forceinline__ void store(T *at, T value) { *at = value; }
-};
-struct passing {
-  template <typename T> static __device__ __forceinline__ T load(const T *at) { return __ldcs(at); }
-  template <typename T> static __device__ __forceinline__ void store(T *at, T value) { __stcs(at, value); }
-};
-
 // Copies `count` values of one width, aligned on both sides.
-template <typename A, typename T> __device__ __forceinline__ void copy_wide(u64 from, u64 to, u32 count, u32 lane) {
+template <typename T> __device__ __forceinline__ void copy_wide(u64 from, u64 to, u32 count, u32 lane) {
   const T *source = (const T *)from;
   T *target = (T *)to;
   for (u32 first = lane; first < count; first += WARP * DEPTH) {
@@ -63,12 +53,12 @@ template <typename A, typename T> __device__ __forceinline__ void copy_wide(u64 
 #pragma unroll
     for (u32 k = 0; k < DEPTH; k++) {
       u32 i = first + k * WARP;
-      if (i < count) held[k] = A::load(source + i);
+      if (i < count) held[k] = source[i];
     }
 #pragma unroll
     for (u32 k = 0; k < DEPTH; k++) {
       u32 i = first + k * WARP;
-      if (i < count) A::store(target + i, held[k]);
+      if (i < count) target[i] = held[k];
     }
   }
 }
@@ -76,7 +66,7 @@ template <typename A, typename T> __device__ __forceinline__ void copy_wide(u64 
 // Copies one piece of a range with the widest accesses that both sides allow. What lies before the first and after the
 // last aligned value, less than 16 bytes each, goes byte by byte: the head by the lower half of the warp, the tail by
 // the upper half.
-template <typename A> __device__ __forceinline__ void copy_piece(range work, u32 piece, u32 lane) {
+__device__ __forceinline__ void copy_piece(range work, u32 piece, u32 lane) {
   u32 len = work.len;
   u32 start = blockIdx.y * piece;
   if (start >= len) return;
@@ -100,40 +90,29 @@ template <typename A> __device__ __forceinline__ void copy_piece(range work, u32
   from += head;
   to += head;
   switch (width) {
-  case 16: copy_wide<A, uint4>(from, to, body / 16, lane); break;
-  case 8: copy_wide<usual, u64>(from, to, body / 8, lane); break;
-  case 4: copy_wide<usual, u32>(from, to, body / 4, lane); break;
-  case 2: copy_wide<usual, u16>(from, to, body / 2, lane); break;
-  default: copy_wide<usual, u8>(from, to, body, lane); break;
+  case 16: copy_wide<uint4>(from, to, body / 16, lane); break;
+  case 8: copy_wide<u64>(from, to, body / 8, lane); break;
+  case 4: copy_wide<u32>(from, to, body / 4, lane); break;
+  case 2: copy_wide<u16>(from, to, body / 2, lane); break;
+  default: copy_wide<u8>(from, to, body, lane); break;
   }
 }
 
 // Few items: they are parameters, which a launch brings along.
 extern "C" __global__ void tcpx_copy_inline(const inline_items items, u32 count, u64 from, u64 to, u32 all, u32 piece) {
   u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
-  if (warp < count) copy_piece<usual>(range_of(&items, warp, from, to, all), piece, threadIdx.x % WARP);
+  if (warp < count) copy_piece(range_of(&items, warp, from, to, all), piece, threadIdx.x % WARP);
 }
 
 // Many items: they are in host memory, and a block reads those of all its warps at once. That is faster than to have
 // them copied to the device first.
-template <typename A>
-__device__ __forceinline__ void copy_table(const void *items, u32 count, u64 from, u64 to, u32 all, u32 piece) {
+extern "C" __global__ void __launch_bounds__(TABLE_WARPS *WARP)
+    tcpx_copy_table(const void *items, u32 count, u64 from, u64 to, u32 all, u32 piece) {
   __shared__ range mine[TABLE_WARPS];
   u32 first = blockIdx.x * TABLE_WARPS;
   u32 warp = threadIdx.x / WARP;
   if (threadIdx.x < TABLE_WARPS && first + threadIdx.x < count)
     mine[threadIdx.x] = range_of(items, first + threadIdx.x, from, to, all);
   __syncthreads();
-  if (first + warp < count) copy_piece<A>(mine[warp], piece, threadIdx.x % WARP);
-}
-
-extern "C" __global__ void __launch_bounds__(TABLE_WARPS *WARP)
-    tcpx_copy_table(const void *items, u32 count, u64 from, u64 to, u32 all, u32 piece) {
-  copy_table<usual>(items, count, from, to, all, piece);
-}
-
-// For batches, which pass through device memory beside the application's kernels.
-extern "C" __global__ void __launch_bounds__(TABLE_WARPS *WARP)
-    tcpx_copy_passing(const void *items, u32 count, u64 from, u64 to, u32 all, u32 piece) {
-  copy_table<passing>(items, count, from, to, all, piece);
+  if (first + warp < count) copy_piece(mine[warp], piece, threadIdx.x % WARP);
 }

@@ -6,8 +6,8 @@
 //! each copy's part of the cell to pinned memory. The other way round, the copy engine fills the cell
 //! as copies are asked for, and one launch scatters all of them.
 //!
-//! A batch is started when its cell is full, when somebody waits for one of its copies and fewer than
-//! [`HURRIED`] are under way in that direction, or when it has lingered for [`LINGER`].
+//! A batch is started when its cell is full, when somebody waits for one of its copies and no
+//! other batch of that direction is under way, or when it has lingered for [`LINGER`].
 
 use std::time::{Duration, Instant};
 
@@ -26,9 +26,6 @@ const CELLS: usize = 4;
 const MAX_PARTS: usize = 32;
 /// A shorter copy is over sooner without the detour.
 const LEAST_BYTES: usize = 128 << 10;
-/// A copy that somebody waits for is kept back while so many batches are under way: when one of them is
-/// over, more will have joined it.
-const HURRIED: usize = 1;
 /// How long a copy that nobody waits for may be kept back for others to join it. At 20 GB/s a cell is
 /// full earlier.
 const LINGER: Duration = Duration::from_micros(500);
@@ -109,7 +106,7 @@ impl Batches {
     /// with `full` bytes, or when its cell is.
     ///
     /// # Errors
-    /// `bytes` is too little for a cell each way, or the device has not so much memory.
+    /// The device has not so much memory.
     pub fn new(device: &dyn Device, bytes: usize, full: usize) -> Result<Self, Error> {
         let cell = (bytes / 2).min(CELL_BYTES);
         let cells = (bytes / 2).checked_div(cell).unwrap_or(0).min(CELLS);
@@ -145,7 +142,7 @@ impl Batches {
     pub fn suits(&self, direction: Move, blocks: usize, len: usize) -> bool {
         let is_busy = || {
             let half = self.half(direction).try_lock();
-            half.is_none_or(|mut half| half.open.is_some() || half.in_flight() > 0)
+            half.is_none_or(|mut half| half.open.is_some() || half.is_in_flight())
         };
         !is_for_engine(blocks, len as u64) && (len >= LEAST_BYTES || is_busy())
     }
@@ -173,7 +170,7 @@ impl Batches {
     pub fn is_done(&self, ticket: BatchTicket, wish: Wish) -> Result<bool, Error> {
         match self.half(ticket.direction).try_lock() {
             Some(mut half) => half.is_done(ticket, wish),
-            // Whoever has it sees to the batches.
+            // The thread that holds the lock adds copies or looks for their end: ask again later.
             None => Ok(false),
         }
     }
@@ -257,7 +254,7 @@ impl Half {
         if !cell.is_started {
             let is_due = match wish {
                 Wish::Now => true,
-                Wish::Soon => cell.opened.elapsed() >= LINGER || self.in_flight() < HURRIED,
+                Wish::Soon => cell.opened.elapsed() >= LINGER || !self.is_in_flight(),
                 Wish::Later => cell.opened.elapsed() >= LINGER,
             };
             if !is_due {
@@ -272,12 +269,10 @@ impl Half {
         outcome.inspect_err(|error| self.fail(error.clone()))
     }
 
-    /// Batches that are under way.
-    fn in_flight(&mut self) -> usize {
-        let cells = self.cells.iter_mut();
-        cells
-            .filter_map(|cell| (cell.is_started && !cell.is_free()).then_some(()))
-            .count()
+    /// Whether a batch is under way.
+    fn is_in_flight(&mut self) -> bool {
+        let mut cells = self.cells.iter_mut();
+        cells.any(|cell| cell.is_started && !cell.is_free())
     }
 
     fn start(&mut self, at: usize) {
@@ -298,7 +293,7 @@ impl Half {
 impl Cell {
     fn new(device: &dyn Device, bytes: usize) -> Result<Self, Error> {
         Ok(Self {
-            queue: device.batch_queue()?,
+            queue: device.queue()?,
             memory: device.allocate(bytes)?,
             batch: 0,
             opened: Instant::now(),

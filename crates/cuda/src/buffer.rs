@@ -3,18 +3,18 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use crate::context::{Context, log};
+use crate::context::Context;
 use crate::error::Error;
+use crate::memory::DeviceMemory;
 use crate::stream::Stream;
 use crate::{Device, give_way, sys};
 
 /// Memory of a device, for benchmarks and tests. Its copies wait until they are done.
 #[derive(Debug)]
 pub struct DeviceBuffer {
+    memory: DeviceMemory,
     context: Arc<Context>,
     stream: Stream,
-    address: sys::DevicePtr,
-    len: usize,
 }
 
 // SAFETY: memory and a stream of the device: handles that the driver lets any thread use.
@@ -26,36 +26,30 @@ impl DeviceBuffer {
     /// Allocates `len` bytes, of any content, on device `ordinal`, which is initialised if need be.
     pub fn alloc(ordinal: u32, len: usize) -> Result<Self, Error> {
         let context = Context::primary(sys::initialised()?, ordinal)?;
-        let api = context.api;
         let _scope = context.enter()?;
-        let mut buffer = Self {
-            context: Arc::clone(&context),
+        Ok(Self {
+            memory: DeviceMemory::on(Arc::clone(&context), len)?,
             stream: Stream::new(&context)?,
-            address: 0,
-            len,
-        };
-        // SAFETY: stores an address.
-        let code = unsafe { (api.mem_alloc)(&mut buffer.address, len.max(1)) };
-        api.check(code, "allocating device memory")?;
-        Ok(buffer)
+            context: Arc::clone(&context),
+        })
     }
 
     /// Its first byte, on the device.
     #[must_use]
     pub fn address(&self) -> usize {
-        self.address as usize
+        self.memory.address()
     }
 
     /// How many bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.len
+        self.memory.len()
     }
 
     /// Whether it has no bytes at all.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.memory.len() == 0
     }
 
     /// The device that it lies on.
@@ -89,22 +83,25 @@ impl DeviceBuffer {
 
     /// Sets every byte.
     pub fn fill(&self, byte: u8) -> Result<(), Error> {
-        let at = self.within(0, self.len)?;
+        let at = self.within(0, self.memory.len())?;
         self.run("filling device memory", |stream| {
             // SAFETY: the whole buffer.
-            unsafe { (self.context.api.memset_d8_async)(at, byte, self.len, stream) }
+            unsafe { (self.context.api.memset_d8_async)(at, byte, self.memory.len(), stream) }
         })
     }
 
     fn within(&self, offset: usize, len: usize) -> Result<sys::DevicePtr, Error> {
-        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+        if offset
+            .checked_add(len)
+            .is_none_or(|end| end > self.memory.len())
+        {
             return Err(Error::OutOfBounds {
                 offset,
                 len,
-                size: self.len,
+                size: self.memory.len(),
             });
         }
-        Ok(self.address + offset as sys::DevicePtr)
+        Ok((self.memory.address() + offset) as sys::DevicePtr)
     }
 
     /// Starts something on the stream and waits until it is over.
@@ -122,21 +119,6 @@ impl DeviceBuffer {
                 sys::NOT_READY => give_way(&mut turns),
                 code => return api.check(code, asked),
             }
-        }
-    }
-}
-
-impl Drop for DeviceBuffer {
-    fn drop(&mut self) {
-        let api = self.context.api;
-        // A context that is gone has taken everything along.
-        let Ok(_scope) = self.context.enter() else {
-            return;
-        };
-        if self.address != 0 {
-            // SAFETY: allocated by `alloc`; its own copies are over, other users have kept it until now.
-            let code = unsafe { (api.mem_free)(self.address) };
-            log(api, code, "freeing device memory");
         }
     }
 }

@@ -52,8 +52,6 @@ pub(crate) struct Kernels {
     pub(crate) inline: sys::Function,
     /// Its work items are in memory.
     pub(crate) table: sys::Function,
-    /// Likewise, and what it moves leaves the cache soon.
-    pub(crate) passing: sys::Function,
 }
 
 /// Contexts in use, so that all memory of one context shares one value.
@@ -175,7 +173,6 @@ impl Context {
                 module,
                 inline: function(c"tcpx_copy_inline")?,
                 table: function(c"tcpx_copy_table")?,
-                passing: function(c"tcpx_copy_passing")?,
             })
         })();
         match kernels {
@@ -213,10 +210,6 @@ impl fmt::Debug for Context {
 impl Device for Context {
     fn queue_by(&self, path: Path) -> Result<Box<dyn Queue>, Error> {
         Ok(Box::new(CudaQueue::new(self.arc(), path)?))
-    }
-
-    fn batch_queue(&self) -> Result<Box<dyn Queue>, Error> {
-        Ok(Box::new(CudaQueue::passing(self.arc())?))
     }
 
     fn pin(&self, len: usize) -> Result<Pinned, Error> {

@@ -96,11 +96,6 @@ pub trait Device: Send + Sync + Debug {
     /// Makes a queue that moves bytes by the given way; for measurements.
     fn queue_by(&self, path: Path) -> Result<Box<dyn Queue>, Error>;
 
-    /// Makes a queue for [`Batches`]: what it moves leaves the cache before what others have there.
-    fn batch_queue(&self) -> Result<Box<dyn Queue>, Error> {
-        self.queue()
-    }
-
     /// Page-locked host memory near the device (same NUMA node), zeroed, usable by the queues of every
     /// device of its kind.
     fn pin(&self, len: usize) -> Result<Pinned, Error>;

@@ -26,12 +26,12 @@ enum Owner {
 impl DeviceMemory {
     /// Memory of a context's device.
     pub(crate) fn on(context: Arc<Context>, len: usize) -> Result<Self, Error> {
-        let _scope = context.enter()?;
+        let scope = context.enter()?;
         let mut address = 0;
         // SAFETY: stores an address.
         let code = unsafe { (context.api.mem_alloc)(&mut address, len.max(1)) };
         context.api.check(code, "allocating device memory")?;
-        drop(_scope);
+        drop(scope);
         Ok(Self {
             address: address as usize,
             len,
@@ -75,7 +75,7 @@ impl Drop for DeviceMemory {
         };
         // A context that is gone has taken everything along.
         if let Ok(_scope) = context.enter() {
-            // SAFETY: allocated by `on`; whoever used it has kept it until now.
+            // SAFETY: allocated by `on`. The users of the memory keep this value until they are done.
             let code = unsafe { (context.api.mem_free)(self.address as sys::DevicePtr) };
             log(context.api, code, "freeing device memory");
         }

@@ -59,8 +59,6 @@ pub(crate) struct CudaQueue {
     /// Memory for items that do not fit the parameters: the last is in use, an earlier one may still be
     /// read. Dropped by hand, after the work.
     tables: ManuallyDrop<Vec<Pinned>>,
-    /// Whether what it moves is to leave the device's cache before what the application has there.
-    is_passing: bool,
     /// Who uses which part of the last table.
     ring: Ring,
     /// How far `ring` is freed by the ticket of the same place.
@@ -136,18 +134,10 @@ impl CudaQueue {
             failed: None,
             inline: Box::new(Inline([Item::default(); INLINE_ITEMS])),
             tables: ManuallyDrop::new(vec![table]),
-            is_passing: false,
             ring: Ring::new(FIRST_TABLE),
             ends: [0; TICKETS],
             freed: 0,
         })
-    }
-
-    /// A queue for batches.
-    pub(crate) fn passing(context: Arc<Context>) -> Result<Self, Error> {
-        let mut queue = Self::new(context, Path::Auto)?;
-        queue.is_passing = true;
-        Ok(queue)
     }
 
     /// The way that a list goes.
@@ -404,11 +394,7 @@ impl CudaQueue {
             Items::Inline => (kernels.inline, INLINE_BLOCK, (&raw mut *self.inline).cast()),
             Items::Table { start } => {
                 table = table.wrapping_add(start * size_of::<Item>());
-                let function = match self.is_passing {
-                    true => kernels.passing,
-                    false => kernels.table,
-                };
-                (function, TABLE_BLOCK, (&raw mut table).cast())
+                (kernels.table, TABLE_BLOCK, (&raw mut table).cast())
             }
         };
         let mut count = filled.items as c_uint;

@@ -143,7 +143,8 @@ impl Copy {
 }
 
 const CELL: usize = 1 << 20;
-/// So much makes four cells of a megabyte each way; smaller ones than those of the product.
+
+/// Makes batches with one cell of [`CELL`] bytes for each direction.
 fn batches(device: &dyn Device, full: usize) -> Batches {
     let batches = Batches::new(device, 2 * CELL, full).unwrap();
     assert_eq!(batches.gathers.lock().cells.len(), 1);

@@ -360,10 +360,7 @@ API cuModuleLoadData(u64 *module, const char *text) {
 }
 API cuModuleUnload(u64) { return SUCCESS; }
 API cuModuleGetFunction(u64 *function, u64, const char *name) {
-  const char *names[] = {"tcpx_copy_inline", "tcpx_copy_table", "tcpx_copy_passing"};
-  *function = 0;
-  for (u64 i = 0; i < 3; i++)
-    if (!strcmp(name, names[i])) *function = i + 1;
+  *function = !strcmp(name, "tcpx_copy_inline") ? 1 : !strcmp(name, "tcpx_copy_table") ? 2 : 0;
   return *function ? SUCCESS : INVALID_VALUE;
 }
 API cuLaunchKernel(u64 function, unsigned across, unsigned down, unsigned, unsigned block, unsigned, unsigned, unsigned,
@@ -386,8 +383,7 @@ API cuLaunchKernel(u64 function, unsigned across, unsigned down, unsigned, unsig
       range work = range_of(table ? table : items.get(), i, from, to, all);
       if (!reaches(owner, work.from, work.len) || !reaches(owner, work.to, work.len)) return (int)ILLEGAL_ADDRESS;
     }
-    if (function == 3) run_kernel(tcpx_copy_passing, across, down, block, table, count, from, to, all, piece);
-    else if (table) run_kernel(tcpx_copy_table, across, down, block, table, count, from, to, all, piece);
+    if (table) run_kernel(tcpx_copy_table, across, down, block, table, count, from, to, all, piece);
     else run_kernel(tcpx_copy_inline, across, down, block, *items, count, from, to, all, piece);
     return 0;
   });

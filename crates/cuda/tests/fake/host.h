@@ -26,9 +26,6 @@ struct dim3 {
 };
 static thread_local dim3 blockIdx, blockDim, threadIdx;
 
-template <typename T> static T __ldcs(const T *at) { return *at; }
-template <typename T> static void __stcs(T *at, T value) { *at = value; }
-
 #include "../../kernels/copy.cu"
 
 template <typename... A, typename... B>

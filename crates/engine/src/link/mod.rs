@@ -40,7 +40,7 @@ pub struct LaneInfo {
     pub bytes_sent: u64,
     /// Bytes that came on it, framing included.
     pub bytes_received: u64,
-    /// Whether it has a stream. A lane that was lost gets a new one; its counts of bytes begin anew.
+    /// Whether it has a stream. A lost lane gets a new stream, and its byte counts restart at 0.
     pub is_up: bool,
     /// How many times its stream was lost and another one has taken its place.
     pub failovers: u32,

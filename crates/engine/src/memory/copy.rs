@@ -32,7 +32,7 @@ struct Made {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PendingCopy {
     Queued {
-        /// Not the device: a queue that failed is replaced, and the new one counts anew.
+        /// The queue's serial number. A failed queue is replaced by one whose tickets restart.
         queue: u64,
         ticket: Ticket,
     },

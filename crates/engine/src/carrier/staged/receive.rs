@@ -196,7 +196,7 @@ impl<P: Send> ReceiveCarrier<P> for StagedReceive<P> {
     }
 
     fn poll_over(&mut self) -> Option<Over<P>> {
-        // With a slot to spare and payload to fill it, copies may wait for those of other lanes.
+        // While more payload comes and a slot is free for it, a copy may wait for those of other lanes.
         let wish = match self.more && self.slots + 1 < DEPTH {
             true => Wish::Later,
             false => Wish::Soon,

@@ -196,7 +196,7 @@ impl ControlLoop {
     pub(super) fn rejoined(&mut self, joined: Joined, comms: Option<Comms>, link: &Arc<dyn Link>) {
         let lane = joined.established.lane;
         let is_ours = joined.dialled.is_some();
-        let worker = self.worker_for(joined.established.lane.into(), link.lanes());
+        let worker = self.worker_for(lane.into(), link.lanes());
         let Some(rejoined) = joined.into_rejoined(comms, worker) else {
             return;
         };

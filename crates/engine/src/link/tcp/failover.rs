@@ -196,7 +196,8 @@ impl Connection {
                 }
                 continue;
             }
-            // Whoever posts many at once is not to send each of them: a worker sends several together.
+            // A worker that is awake sends several runs together. An application that posts many at
+            // once would make a system call for each.
             let is_left = self.context.config.workers() > 1 && !run.is_short();
             if !is_left || !lane.worker.is_awake() {
                 self.pump(lane, 1);

@@ -351,7 +351,6 @@ fn messages_return_to_their_lane_when_it_is_back() {
     }
 }
 
-/// A crowd of small transfers uses every lane.
 #[test]
 fn large_transfers_leave_the_lane_for_small_ones_alone() {
     const LARGE: usize = 8 << 20;

@@ -132,6 +132,7 @@ mod tests {
             numa_node: None,
             pci_address: None,
             driver: None,
+            locations: Vec::new(),
         }
     }
 

@@ -6,12 +6,14 @@
 //! left to that caller: the worker only checks once a millisecond that somebody still does.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tcpx_net::{Event, Poller, Stream, Waker};
 
+use super::seat::Seat;
 use crate::link::local::Local;
 use crate::link::{Caller, Drive, Driven};
 use crate::log::limited;
@@ -101,9 +103,11 @@ impl Worker {
         local: Option<&Local>,
         spin: Duration,
         staging_spin: Duration,
+        seat: &mut Seat,
         has_company: impl Fn() -> bool,
     ) {
         tcpx_net::sleep_exactly();
+        seat.follow();
         let mut driven: Vec<Active> = Vec::new();
         let mut watched: Vec<Active> = Vec::new();
         let mut events = Vec::new();
@@ -183,6 +187,7 @@ impl Worker {
             };
             self.collect(&mut events, &mut driven, &mut watched, timeout);
             self.asleep.store(false, Ordering::SeqCst);
+            seat.follow();
             // Looking for the end of a copy is no reason to spin.
             if timeout != Some(STAGING_LOOK) || self.has_calls() {
                 last_progress = Instant::now();
@@ -358,6 +363,17 @@ impl Workers {
         &self.express
     }
 
+    /// Chooses the worker of each lane for bulk of a connection, given the address that each leaves
+    /// from. Transfers may use the lanes of one address alone: these are spread over all workers.
+    pub(crate) fn for_lanes(&self, addresses: &[Option<IpAddr>]) -> Vec<Arc<dyn Caller>> {
+        let first = self.next.fetch_add(addresses.len(), Ordering::Relaxed);
+        let bulk = self.bulk.len();
+        let chosen = spread(addresses, bulk).into_iter();
+        chosen
+            .map(|index| Arc::clone(&self.bulk[(first + index) % bulk]) as Arc<dyn Caller>)
+            .collect()
+    }
+
     /// The worker that the next lane for bulk is given to.
     pub(crate) fn next(&self) -> Arc<dyn Caller> {
         let index = self.next.fetch_add(1, Ordering::Relaxed) % self.bulk.len();
@@ -375,6 +391,21 @@ impl Crew for Workers {
             worker.stop();
         }
     }
+}
+
+/// Gives each lane to one of so many workers: to one that has the fewest lanes of the same address, and
+/// among these to one that has the fewest.
+fn spread<A: PartialEq>(lanes: &[A], workers: usize) -> Vec<usize> {
+    let mut chosen: Vec<usize> = Vec::with_capacity(lanes.len());
+    for address in lanes {
+        let load = |worker: &usize| {
+            let given = chosen.iter().zip(lanes).filter(|(w, _)| *w == worker);
+            let alike = given.clone().filter(|(_, a)| *a == address);
+            (alike.count(), given.count())
+        };
+        chosen.extend((0..workers).min_by_key(load));
+    }
+    chosen
 }
 
 /// Lanes that their callers have left are driven again; the others stay watched.
@@ -416,7 +447,11 @@ impl Active {
 mod tests {
     use tcpx_net::{Cursor, Listener, SocketOptions};
 
+    use std::path::Path;
+
     use super::*;
+    use crate::Config;
+    use crate::memory::Nearness;
     use crate::testing::{LONG, wait_until};
 
     /// A lane that counts its turns; one that is busy never runs out of work.
@@ -499,6 +534,29 @@ mod tests {
         (Arc::new(lane), far.unwrap().0)
     }
 
+    /// The seat of a worker that stays where it is.
+    fn seat() -> Seat {
+        let nearness = Nearness::new(&Config::defaults(), &[], Path::new("/nowhere"));
+        Seat::new(Arc::new(nearness), 1)
+    }
+
+    #[test]
+    fn the_lanes_of_each_address_are_spread_over_all_workers() {
+        // Eight lanes over each of four interfaces, in turn.
+        let lanes: Vec<usize> = (0..32).map(|lane| lane % 4).collect();
+        let chosen = spread(&lanes, 8);
+        for address in 0..4 {
+            let of = (0..32).filter(|&lane| lanes[lane] == address);
+            let mut workers: Vec<usize> = of.map(|lane| chosen[lane]).collect();
+            workers.sort_unstable();
+            assert_eq!(workers, [0, 1, 2, 3, 4, 5, 6, 7]);
+        }
+        // Lanes in a row, which a short transfer uses, have workers of their own.
+        assert_eq!(chosen[..8], [0, 1, 2, 3, 4, 5, 6, 7]);
+        // With one address they take turns.
+        assert_eq!(spread(&[0; 5], 2), [0, 1, 0, 1, 0]);
+    }
+
     #[test]
     fn a_lane_that_never_runs_dry_does_not_keep_others_waiting() {
         let worker = Worker::new().unwrap();
@@ -508,7 +566,8 @@ mod tests {
             [&busy, &quiet].map(|lane| worker.add(Arc::clone(lane) as _).unwrap());
         let thread = {
             let worker = Arc::clone(&worker);
-            std::thread::spawn(move || worker.run(None, Duration::ZERO, Duration::ZERO, || false))
+            let spin = Duration::ZERO;
+            std::thread::spawn(move || worker.run(None, spin, spin, &mut seat(), || false))
         };
         worker.call(quiet_token);
         wait_until("the worker sleeps", || {
@@ -533,7 +592,8 @@ mod tests {
         let thread = {
             let worker = Arc::clone(&worker);
             // It would look for ever.
-            std::thread::spawn(move || worker.run(None, Duration::MAX, Duration::MAX, || false))
+            let spin = Duration::MAX;
+            std::thread::spawn(move || worker.run(None, spin, spin, &mut seat(), || false))
         };
         worker.call(token);
         wait_until("the worker sleeps", || {

@@ -19,7 +19,7 @@ use tcpx_proto::frame::{ENTRY_BYTES, Entry, MAX_CHUNK_BYTES, MAX_TABLE_BYTES, RE
 use tcpx_proto::lane::Op;
 
 use crate::config::staging::CHUNK_FACTOR;
-use crate::memory::{Memory, MemoryKind, Place, is_same_place, push_merged};
+use crate::memory::{InterfaceSet, Memory, MemoryKind, Place, is_same_place, push_merged};
 
 /// Below this a transfer is not spread over more lanes: a second lane costs more than it saves.
 const MIN_SPREAD_BYTES: usize = 128 << 10;
@@ -173,6 +173,8 @@ pub(crate) struct Plan {
     spans: Vec<Span>,
     /// The local memory that is used.
     memory: Vec<Arc<Memory>>,
+    /// The interfaces that it uses: those of any of its memory.
+    pub(crate) near: InterfaceSet,
     groups: Vec<Group>,
 }
 
@@ -188,6 +190,8 @@ impl Plan {
             // A chunk has memory of one group: those of a group belong together.
             pieces.sort_by_key(|p| p.group);
         }
+        let near = memory.iter().map(|memory| memory.near);
+        let near = near.reduce(InterfaceSet::union);
         let total: usize = pieces.iter().map(|p| p.local.len()).sum();
         let mut builder = Builder {
             limits,
@@ -205,6 +209,7 @@ impl Plan {
                 tables: Vec::with_capacity(pieces.len() * ENTRY_BYTES),
                 spans: Vec::with_capacity(pieces.len()),
                 memory,
+                near: near.unwrap_or(InterfaceSet::ALL),
                 groups,
             },
         };

@@ -23,7 +23,7 @@ use crate::carrier::comm::{Comms, RawLane};
 use crate::error::{Error, LostCause};
 use crate::link::{Caller, Context, Drive, LaneInfo, Rejoined};
 use crate::log::limited;
-use crate::memory::Grant;
+use crate::memory::{Grant, InterfaceSet};
 use crate::sync::{Mutex, Rank};
 use crate::transfer::{ChunkRef, Offered, Run};
 
@@ -56,6 +56,8 @@ pub(crate) struct Lane {
     remote: SocketAddr,
     /// Whether the peer is on this machine.
     is_local: bool,
+    /// The interface that it is on; every one where that is not known.
+    pub(super) interface: InterfaceSet,
     /// The thread that drives this lane when nobody else does, and its name for it.
     pub(super) worker: Arc<dyn Caller>,
     pub(super) token: OnceLock<u64>,
@@ -153,14 +155,17 @@ impl Lane {
             limited!(DEBUG, name, %error, "a lane keeps the system's congestion control");
         }
         let pool = &context.staging.pool;
+        let local = stream.local_addr().map_err(broken)?;
+        let nearness = &context.staging.nearness;
         Ok(Self {
             id,
             down: OnceLock::new(),
             apart: AtomicBool::new(false),
             failovers: 0,
-            local: stream.local_addr().map_err(broken)?,
+            local,
             remote: stream.peer_addr().map_err(broken)?,
             is_local,
+            interface: nearness.interface_at(local.ip(), is_local),
             stream,
             worker,
             token: OnceLock::new(),

@@ -171,6 +171,7 @@ fn plan_parts(plan: &Plan) -> Plan {
         tables: plan.tables.clone(),
         spans: plan.spans.clone(),
         memory: Vec::new(),
+        near: plan.near,
         groups: groups(3),
     }
 }

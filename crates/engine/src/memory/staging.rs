@@ -78,6 +78,13 @@ impl Staging {
         }
     }
 
+    /// Takes host memory for that of this device.
+    #[cfg(test)]
+    pub(crate) fn on(mut self, device: StandIn) -> Self {
+        self.host = Some(Arc::new(device));
+        self
+    }
+
     /// The device that memory lies on, if sockets cannot reach it. `claimed` is what the caller takes the memory for;
     /// what the driver says counts more.
     pub(crate) fn device_of(

@@ -7,6 +7,7 @@ mod addresses;
 mod control;
 mod seat;
 mod worker;
+mod workers;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +21,8 @@ use tcpx_proto::info::{ConnectionInfo, Name, Secret, SessionId};
 use self::addresses::{choose_interfaces, lane_addresses, listen, socket_options};
 use self::control::ControlLoop;
 use self::seat::Seat;
-use self::worker::{PLUGIN_SPIN, Workers};
+use self::worker::PLUGIN_SPIN;
+use self::workers::Workers;
 use crate::carrier::comm::Net;
 use crate::config::{Config, ConfigError, TransportKind};
 use crate::error::Error;

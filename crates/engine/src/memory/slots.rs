@@ -168,12 +168,11 @@ impl Pool {
             pinned = self.pin(&mut state, shelf, device);
         }
         let Some((shelf, address)) = state.take(shelf) else {
-            // One comes back, unless there is none.
-            let is_none_used = state.used[direction as usize] == 0;
-            return pinned.map_or_else(
-                |e| if is_none_used { Err(e) } else { Ok(None) },
-                |()| Ok(None),
-            );
+            return match pinned {
+                Err(error) if state.used[direction as usize] == 0 => Err(error),
+                // One comes back.
+                _ => Ok(None),
+            };
         };
         state.used[direction as usize] += 1;
         Ok(Some(Slot {

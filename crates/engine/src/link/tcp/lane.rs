@@ -14,10 +14,10 @@ use tcpx_proto::frame::down::StreamId;
 use tcpx_proto::frame::{Header, Kind, Status};
 use tcpx_proto::lane::{self, ChunkId, Meaning, Violation};
 
-use super::Connection;
 use super::event::Event;
 use super::receive::{Ended, Received, Receiver};
 use super::send::{Answer, Sender, Sent};
+use super::{Connection, Windows};
 use crate::carrier::LetGo;
 use crate::carrier::comm::{Comms, RawLane};
 use crate::error::{Error, LostCause};
@@ -123,17 +123,6 @@ impl Beside {
         let moved = self.moved.load(Ordering::Relaxed);
         self.waiting.load(Ordering::Relaxed).then_some(moved)
     }
-}
-
-/// What a lane is made from: the windows of its connection.
-#[derive(Clone, Copy)]
-pub(crate) struct Windows {
-    /// Chunks that we may have in flight on a lane: the smaller of ours and the peer's.
-    pub(crate) ours: usize,
-    /// Chunks that the peer may have in flight on a lane.
-    pub(crate) peers: usize,
-    /// How many lanes the connection has.
-    pub(crate) lanes: usize,
 }
 
 impl Lane {

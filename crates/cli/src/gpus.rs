@@ -44,15 +44,20 @@ impl Nearest {
             return None;
         }
         let choice = Choice::among(gpu, interfaces);
-        let all = |why: &str| (interfaces.iter().collect(), why.to_owned());
+        let nearest = why(&choice, interfaces);
+        let all = |why| (interfaces.iter().collect(), why);
         let (used, why): (Vec<&Interface>, String) = if config.transport() == TransportKind::Plugin
         {
-            all("the plugin chooses its device")
+            let names = choice.chosen().map(|index| interfaces[index].name.as_str());
+            let names = names.collect::<Vec<_>>().join(", ");
+            all(format!(
+                "the plugin chooses its device; nearest: {names} ({nearest})"
+            ))
         } else if config.gpu_locality() == GpuLocality::Off {
-            all("all are used, since gpu_locality is off")
+            all("all are used, since gpu_locality is off".into())
         } else {
             let used = choice.chosen().map(|index| &interfaces[index]);
-            (used.collect(), why(&choice, interfaces))
+            (used.collect(), nearest)
         };
         let far = |(interface, distance): (&Interface, &Distance)| Far {
             interface: interface.name.clone(),
@@ -214,7 +219,7 @@ pub(crate) mod tests {
         let (nics, gpus) = tree.a3();
         for (key, value, reason) in [
             ("gpu_locality", "off", "gpu_locality is off"),
-            ("transport", "plugin", "the plugin chooses"),
+            ("transport", "plugin", "nearest: eth1 (same PCI switch;"),
         ] {
             let config = Config::defaults().with(key, value).unwrap();
             let nearest = Nearest::choose(&gpus[0], &nics, &config).unwrap();

@@ -112,6 +112,17 @@ impl Nearness {
         self.parts
     }
 
+    /// How many of a connection's lanes are over these interfaces.
+    pub(crate) fn lanes_over(&self, near: InterfaceSet, lanes: usize) -> usize {
+        match near {
+            InterfaceSet::ALL => lanes,
+            InterfaceSet(bits) => {
+                let used = bits.count_ones() as usize;
+                (lanes * used).div_ceil(self.interfaces.len().max(1))
+            }
+        }
+    }
+
     /// The NUMA node of all devices and of the interfaces that their memory uses; none where they are
     /// on several, or it is not known.
     #[inline]
@@ -246,6 +257,11 @@ pub(crate) mod tests {
         let tree = two_sockets();
         let nearness = Nearness::new(&Config::defaults(), &nics(tree.path()), tree.path());
         assert_eq!(nearness.parts(), 2);
+        let lanes = |near| nearness.lanes_over(near, 9);
+        assert_eq!(
+            (lanes(InterfaceSet::ALL), lanes(InterfaceSet::one(1))),
+            (9, 5)
+        );
         for index in 0..2 {
             let device = gpu(index);
             let near = nearness.of(&device);

@@ -97,6 +97,13 @@ impl Pieces {
         });
     }
 
+    /// The interfaces that are nearest to any of the memory.
+    pub(crate) fn near(&self) -> InterfaceSet {
+        let near = self.memory.iter().map(|memory| memory.near);
+        near.reduce(InterfaceSet::union)
+            .unwrap_or(InterfaceSet::ALL)
+    }
+
     /// One piece of host memory, for tests that never touch it.
     #[cfg(test)]
     pub(crate) fn untouched(local: Span) -> Self {
@@ -181,6 +188,7 @@ pub(crate) struct Plan {
 impl Plan {
     /// Cuts and gathers `pieces` into chunks.
     pub(crate) fn new(op: Op, pieces: Pieces, limits: Limits) -> Self {
+        let near = pieces.near();
         let Pieces {
             list: mut pieces,
             memory,
@@ -190,8 +198,6 @@ impl Plan {
             // A chunk has memory of one group: those of a group belong together.
             pieces.sort_by_key(|p| p.group);
         }
-        let near = memory.iter().map(|memory| memory.near);
-        let near = near.reduce(InterfaceSet::union);
         let total: usize = pieces.iter().map(|p| p.local.len()).sum();
         let mut builder = Builder {
             limits,
@@ -209,7 +215,7 @@ impl Plan {
                 tables: Vec::with_capacity(pieces.len() * ENTRY_BYTES),
                 spans: Vec::with_capacity(pieces.len()),
                 memory,
-                near: near.unwrap_or(InterfaceSet::ALL),
+                near,
                 groups,
             },
         };

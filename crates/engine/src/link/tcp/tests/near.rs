@@ -7,6 +7,7 @@ use tcpx_net::{Listener, SocketOptions, Span, Stream};
 use tcpx_proto::frame::down::StreamId;
 use tcpx_proto::lane::Op;
 
+use super::super::drive::BUDGET;
 use super::super::{Connection, Lane, Windows};
 use crate::carrier::comm::RawLane;
 use crate::error::{Error, LostCause};
@@ -143,6 +144,21 @@ fn a_run_uses_the_lanes_over_the_interfaces_near_its_memory() {
     let of_host = undriven.submit(InterfaceSet::ALL);
     assert_eq!(undriven.lanes_of(&of_host), [0, 1, 2, 3]);
     assert_eq!(of_host.lanes.load(Ordering::Relaxed), 4);
+}
+
+/// A lane asks at once for its share of a READ, which is larger where fewer lanes take part.
+#[test]
+fn near_lanes_share_a_run_among_themselves() {
+    let asked = |near| {
+        let undriven = Undriven::new();
+        let run = undriven.submit(near);
+        let lanes = undriven.connection.lanes.load();
+        let first = &lanes[run.lane.load(Ordering::Relaxed)];
+        undriven.connection.pump(first, BUDGET);
+        first.load.load(Ordering::Relaxed)
+    };
+    let (near, all) = (asked(InterfaceSet::one(1)), asked(InterfaceSet::ALL));
+    assert!(near > all, "{near} of {all}");
 }
 
 #[test]

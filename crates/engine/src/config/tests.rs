@@ -253,7 +253,7 @@ fn every_way_has_a_lane_unless_their_number_is_set() {
     assert_eq!(set.lanes_for(5), 1);
     // A GPU that uses a part of them has as many lanes there as it would have over all.
     assert_eq!(config.lanes_over(4, 1), usual.max(4));
-    assert_eq!(config.lanes_over(4, 4), (4 * usual).min(MAX_LANES));
+    assert_eq!(config.lanes_over(2, 3), (3 * usual).min(MAX_LANES));
     assert_eq!(config.lanes_over(100, 2), MAX_LANES);
     assert_eq!(set.lanes_over(4, 4), 1);
     // Within a machine there are no pairs of interfaces.

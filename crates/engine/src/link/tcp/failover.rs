@@ -243,7 +243,7 @@ impl Connection {
 
     /// The lanes for bulk that a run uses: those over the interfaces nearest to its memory, or all
     /// where none of those has a stream.
-    fn near_lanes<'a>(
+    pub(super) fn near_lanes<'a>(
         &self,
         run: &Run,
         lanes: &'a [Arc<Lane>],

@@ -93,6 +93,7 @@ impl Undriven {
         plan.near = near;
         let number = self.connection.context.next_id();
         let run = Arc::new(Run::new(number, Arc::new(plan), After::Nothing));
+        self.has_lane(&run);
         self.connection.submit(&run);
         run
     }
@@ -102,6 +103,14 @@ impl Undriven {
         let lanes = self.connection.lanes.load();
         let has_it = |lane: &&Arc<Lane>| lane.queued_runs().iter().any(|r| Arc::ptr_eq(r, run));
         lanes.iter().filter(has_it).map(|l| l.index()).collect()
+    }
+
+    /// Checks that a run has a lane: it would be offered for ever otherwise.
+    #[track_caller]
+    fn has_lane(&self, run: &Run) {
+        let lanes = self.connection.lanes.load();
+        let mut near = self.connection.near_lanes(run, &lanes);
+        assert!(near.any(|lane| !lane.is_down()), "the run has no lane");
     }
 
     fn lose(&self, lane: usize) {
@@ -183,6 +192,7 @@ fn what_a_lost_lane_leaves_goes_on_near_while_there_is_a_lane_and_then_anywhere(
         [3]
     );
     undriven.lose(3);
+    undriven.has_lane(&run);
     connection.recover();
     assert_eq!(undriven.lanes_of(&run), [0, 2]);
     assert_eq!(run.lanes.load(Ordering::Relaxed), 4);
@@ -194,6 +204,7 @@ fn a_near_lane_that_is_back_takes_part_again() {
     let run = undriven.submit(InterfaceSet::one(1));
     undriven.lose(1);
     undriven.lose(3);
+    undriven.has_lane(&run);
     undriven.connection.recover();
     assert_eq!(undriven.lanes_of(&run), [0, 2]);
     let _far = undriven.bring_back(3);

@@ -1,200 +1,230 @@
-//! Where GPUs and network interfaces sit, and which of them are near each other.
+//! Which interfaces the memory of a GPU uses, and why, in words.
 
-use std::fmt;
-use std::fs;
-use std::path::{Component, Path};
+use std::path::Path;
 
 use serde::Serialize;
 use tcpx::cuda::DeviceInfo;
+use tcpx::{Config, GpuLocality, TransportKind};
 use tcpx_net::interfaces::Interface;
-
-/// How far the bytes of a GPU travel to an interface, nearest first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Distance {
-    /// Behind the same PCI bridge.
-    SameSwitch,
-    /// Below the same PCI root.
-    SameRoot,
-    /// On the same NUMA node.
-    SameNode,
-    /// On another NUMA node: every byte crosses the link between CPUs.
-    OtherNode,
-    /// The machine does not say, as virtual ones do not.
-    Unknown,
-}
-
-impl fmt::Display for Distance {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Distance::SameSwitch => "same PCI switch",
-            Distance::SameRoot => "same PCI root",
-            Distance::SameNode => "same NUMA node",
-            Distance::OtherNode => "another NUMA node",
-            Distance::Unknown => "distance unknown",
-        })
-    }
-}
-
-/// Where a device sits.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Location {
-    /// The NUMA node, on machines that have several.
-    pub(crate) numa_node: Option<u32>,
-    /// The way from its PCI root, such as `pci0000:00`, over bridges to the device itself; empty
-    /// where it is not known.
-    pub(crate) pci_path: Vec<String>,
-}
-
-impl Location {
-    fn distance(&self, other: &Location) -> Distance {
-        let shared = self
-            .pci_path
-            .iter()
-            .zip(&other.pci_path)
-            .take_while(|(ours, theirs)| ours == theirs)
-            .count();
-        match (shared, self.numa_node, other.numa_node) {
-            (2.., ..) => Distance::SameSwitch,
-            (1, ..) => Distance::SameRoot,
-            (0, Some(ours), Some(theirs)) if ours == theirs => Distance::SameNode,
-            (0, Some(_), Some(_)) => Distance::OtherNode,
-            _ => Distance::Unknown,
-        }
-    }
-}
-
-/// The interfaces nearest to a device, in their order, and how near they are. None where none of
-/// them has a place.
-pub(crate) fn nearest<'n>(
-    device: &Location,
-    interfaces: &'n [(String, Location)],
-) -> Option<(Distance, Vec<&'n str>)> {
-    let distances = || {
-        interfaces
-            .iter()
-            .map(|(name, location)| (device.distance(location), name.as_str()))
-    };
-    let least = distances().map(|(distance, _)| distance).min()?;
-    if least == Distance::Unknown {
-        return None;
-    }
-    let names = distances().filter(|(distance, _)| *distance == least);
-    Some((least, names.map(|(_, name)| name).collect()))
-}
+use tcpx_net::topology::{Choice, Distance, Location, SYSFS};
 
 /// Where a GPU sits.
-pub(crate) fn of_gpu(gpu: &DeviceInfo) -> Location {
-    Location {
-        numa_node: gpu.numa_node,
-        pci_path: pci_path(&gpu.pci_bus_id),
+pub(crate) fn location(gpu: &DeviceInfo) -> Location {
+    Location::of_pci(Path::new(SYSFS), &gpu.pci_bus_id)
+}
+
+/// The interfaces that transfers of a GPU's memory use.
+#[derive(Debug, Serialize)]
+pub(crate) struct Nearest {
+    /// Those that are used.
+    pub(crate) interfaces: Vec<String>,
+    /// How far the nearest of all is.
+    distance: &'static str,
+    /// Why these are used.
+    why: String,
+    /// How far each of the interfaces is that carry lanes.
+    distances: Vec<Far>,
+}
+
+#[derive(Debug, Serialize)]
+struct Far {
+    interface: String,
+    distance: &'static str,
+}
+
+impl Nearest {
+    /// Chooses among the interfaces that carry lanes, as a session with these settings does. None where
+    /// there are none.
+    pub(crate) fn choose(
+        gpu: &Location,
+        interfaces: &[Interface],
+        config: &Config,
+    ) -> Option<Self> {
+        if interfaces.is_empty() {
+            return None;
+        }
+        let choice = Choice::among(gpu, interfaces);
+        let nearest = why(&choice, interfaces);
+        let all = |why| (interfaces.iter().collect(), why);
+        let (used, why): (Vec<&Interface>, String) = if config.transport() == TransportKind::Plugin
+        {
+            let names = choice.chosen().map(|index| interfaces[index].name.as_str());
+            let names = names.collect::<Vec<_>>().join(", ");
+            all(format!(
+                "the plugin chooses its device; nearest: {names} ({nearest})"
+            ))
+        } else if config.gpu_locality() == GpuLocality::Off {
+            all("all are used, since gpu_locality is off".into())
+        } else {
+            let used = choice.chosen().map(|index| &interfaces[index]);
+            (used.collect(), nearest)
+        };
+        let far = |(interface, distance): (&Interface, &Distance)| Far {
+            interface: interface.name.clone(),
+            distance: distance.key(),
+        };
+        Some(Self {
+            interfaces: used.into_iter().map(|i| i.name.clone()).collect(),
+            distance: choice.least().key(),
+            why,
+            distances: interfaces.iter().zip(&choice.distances).map(far).collect(),
+        })
+    }
+
+    /// As a table shows it: the interfaces, and why these.
+    pub(crate) fn lines(&self) -> String {
+        format!("{}\n{}", self.interfaces.join(", "), self.why)
     }
 }
 
-/// Where the interfaces sit that have hardware behind them.
-pub(crate) fn of_interfaces(interfaces: &[Interface]) -> Vec<(String, Location)> {
-    interfaces
-        .iter()
-        .filter(|interface| !interface.is_loopback())
-        .map(|interface| {
-            let path = interface.pci_address.as_deref().map(pci_path);
-            let location = Location {
-                numa_node: interface.numa_node,
-                pci_path: path.unwrap_or_default(),
-            };
-            (interface.name.clone(), location)
-        })
-        .collect()
-}
-
-/// What sysfs knows of a PCI address.
-fn pci_path(address: &str) -> Vec<String> {
-    fs::canonicalize(Path::new("/sys/bus/pci/devices").join(address))
-        .map(|path| below_root(&path))
-        .unwrap_or_default()
-}
-
-/// `/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0` → from the root on.
-fn below_root(path: &Path) -> Vec<String> {
-    path.components()
-        .filter_map(|component| match component {
-            Component::Normal(name) => name.to_str(),
-            _ => None,
-        })
-        .skip_while(|name| !name.starts_with("pci"))
-        .map(str::to_owned)
-        .collect()
+fn why(choice: &Choice, interfaces: &[Interface]) -> String {
+    let least = choice.least();
+    if choice.is_selective() {
+        let named = interfaces.iter().zip(&choice.distances);
+        let farther = named.filter(|(_, distance)| **distance != least);
+        let farther =
+            farther.map(|(interface, distance)| format!("{} ({distance})", interface.name));
+        return format!(
+            "{least}; farther are {}",
+            farther.collect::<Vec<_>>().join(", ")
+        );
+    }
+    if choice.distances.iter().all(|distance| *distance == least) {
+        return match interfaces {
+            [_] => least.to_string(),
+            _ => format!("all alike: {least}"),
+        };
+    }
+    "none is near: all are used".into()
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use tcpx_net::interfaces::{InterfaceAddress, InterfaceKind};
+
     use super::*;
 
-    fn at(numa_node: Option<u32>, path: &str) -> Location {
-        Location {
-            numa_node,
-            pci_path: below_root(Path::new(path)),
+    /// A made-up sysfs.
+    pub(crate) struct Tree(tempfile::TempDir);
+
+    impl Tree {
+        pub(crate) fn new() -> Self {
+            Self(tempfile::tempdir().unwrap())
+        }
+
+        /// Adds a PCI device, and returns where it is.
+        pub(crate) fn device(&self, path: &str, node: i32) -> Location {
+            let device = self.0.path().join("devices").join(path);
+            fs::create_dir_all(&device).unwrap();
+            fs::write(device.join("numa_node"), format!("{node}\n")).unwrap();
+            let (_, address) = path.rsplit_once('/').unwrap();
+            let all = self.0.path().join("bus/pci/devices");
+            fs::create_dir_all(&all).unwrap();
+            symlink(&device, all.join(address)).unwrap();
+            Location::of_pci(self.0.path(), address)
+        }
+
+        /// The NICs and the GPUs of an A3: below each of four switches, two to a socket, one NIC and two
+        /// GPUs.
+        pub(crate) fn a3(&self) -> (Vec<Interface>, Vec<Location>) {
+            let (mut nics, mut gpus) = (Vec::new(), Vec::new());
+            for switch in 1..=4 {
+                let above = format!("pci0000:{switch}0/0000:{switch}0:01.0/0000:{switch}1:00.0");
+                let below = |port: u32| {
+                    let path = format!(
+                        "{above}/0000:{switch}2:0{port}.0/0000:{switch}{}:00.0",
+                        port + 3
+                    );
+                    self.device(&path, (switch - 1) / 2)
+                };
+                gpus.extend([below(0), below(1)]);
+                nics.push(nic(&format!("eth{switch}"), vec![below(2)]));
+            }
+            (nics, gpus)
         }
     }
 
-    fn interfaces(all: &[(&str, Location)]) -> Vec<(String, Location)> {
-        all.iter()
-            .map(|(name, location)| ((*name).to_owned(), location.clone()))
-            .collect()
+    pub(crate) fn nic(name: &str, locations: Vec<Location>) -> Interface {
+        let location = locations.first();
+        Interface {
+            index: 1,
+            name: name.into(),
+            up: true,
+            running: true,
+            kind: InterfaceKind::Physical,
+            addresses: vec![InterfaceAddress::new([10, 0, 0, 1].into(), 24)],
+            mtu: 1500,
+            speed_mbps: Some(200_000),
+            numa_node: location.and_then(|l| l.numa_node),
+            pci_address: location.and_then(|l| l.pci_address()).map(str::to_owned),
+            driver: None,
+            locations,
+        }
+    }
+
+    fn words(gpu: &Location, interfaces: &[Interface]) -> String {
+        let nearest = Nearest::choose(gpu, interfaces, &Config::defaults());
+        nearest.unwrap().lines()
     }
 
     #[test]
-    fn paths_begin_at_the_root() {
-        let location = at(None, "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0");
+    fn on_an_a3_each_gpu_has_its_nic_and_a_reason() {
+        let tree = Tree::new();
+        let (nics, gpus) = tree.a3();
         assert_eq!(
-            location.pci_path,
-            ["pci0000:00", "0000:00:01.0", "0000:01:00.0"]
+            words(&gpus[0], &nics),
+            "eth1\nsame PCI switch; farther are eth2 (same NUMA node), eth3 (another NUMA node), \
+             eth4 (another NUMA node)"
         );
-        assert!(below_root(Path::new("/sys/devices/virtual/net/lo")).is_empty());
+        for (index, gpu) in gpus.iter().enumerate() {
+            let nearest = Nearest::choose(gpu, &nics, &Config::defaults()).unwrap();
+            assert_eq!(nearest.interfaces, [format!("eth{}", index / 2 + 1)]);
+        }
+        let document = Nearest::choose(&gpus[7], &nics, &Config::defaults());
+        let document = serde_json::to_value(document).unwrap();
+        assert_eq!(document["distance"], "same_switch");
+        assert_eq!(document["distances"][2]["interface"], "eth3");
+        assert_eq!(document["distances"][2]["distance"], "same_node");
     }
 
     #[test]
-    fn the_same_switch_is_nearer_than_the_root_than_the_node() {
-        let gpu = at(Some(0), "/sys/devices/pci0000:10/0000:10:01.0/0000:11:00.0");
-        let all = interfaces(&[
-            ("far", at(Some(1), "/sys/devices/pci0000:80/0000:80:01.0")),
-            ("node", at(Some(0), "/sys/devices/pci0000:20/0000:20:01.0")),
-            ("root", at(Some(0), "/sys/devices/pci0000:10/0000:10:02.0")),
-            (
-                "switch",
-                at(Some(0), "/sys/devices/pci0000:10/0000:10:01.0/0000:12:00.0"),
-            ),
-        ]);
-        let near = |count: usize| nearest(&gpu, &all[..count]).unwrap();
-        assert_eq!(near(4), (Distance::SameSwitch, vec!["switch"]));
-        assert_eq!(near(3), (Distance::SameRoot, vec!["root"]));
-        assert_eq!(near(2), (Distance::SameNode, vec!["node"]));
-        assert_eq!(near(1), (Distance::OtherNode, vec!["far"]));
-    }
-
-    #[test]
-    fn all_that_are_equally_near_are_named_in_order() {
-        let gpu = at(Some(1), "/sys/devices/pci0000:80/0000:80:01.0");
-        let node = |node| at(Some(node), "");
-        let all = interfaces(&[("eth3", node(1)), ("eth0", node(0)), ("eth1", node(1))]);
+    fn where_none_is_nearer_than_others_all_are_used_and_why_is_said() {
+        let tree = Tree::new();
+        let (nics, gpus) = tree.a3();
         assert_eq!(
-            nearest(&gpu, &all),
-            Some((Distance::SameNode, vec!["eth3", "eth1"]))
+            words(&gpus[7], &nics[..2]),
+            "eth1, eth2\nall alike: another NUMA node"
         );
+        assert_eq!(words(&gpus[0], &nics[..1]), "eth1\nsame PCI switch");
+        let nowhere = nic("ens4", Vec::new());
+        let unknown = [nowhere.clone(), nic("ens5", Vec::new())];
+        assert_eq!(
+            words(&gpus[0], &unknown),
+            "ens4, ens5\nall alike: distance unknown"
+        );
+        let mixed = [nics[3].clone(), nowhere];
+        assert_eq!(
+            words(&gpus[0], &mixed),
+            "eth4, ens4\nnone is near: all are used"
+        );
+        assert!(Nearest::choose(&gpus[0], &[], &Config::defaults()).is_none());
     }
 
     #[test]
-    fn what_is_not_known_is_not_guessed() {
-        let gpu = at(None, "/sys/devices/pci0000:80/0000:80:01.0");
-        assert_eq!(nearest(&gpu, &[]), None);
-        let virtual_one = interfaces(&[("eth0", Location::default())]);
-        assert_eq!(nearest(&gpu, &virtual_one), None);
-        // One that is known wins over one that is not, however far.
-        let gpu = at(Some(0), "");
-        let all = interfaces(&[("eth0", Location::default()), ("eth1", at(Some(1), ""))]);
-        assert_eq!(
-            nearest(&gpu, &all),
-            Some((Distance::OtherNode, vec!["eth1"]))
-        );
+    fn settings_that_make_it_use_all_are_the_reason() {
+        let tree = Tree::new();
+        let (nics, gpus) = tree.a3();
+        for (key, value, reason) in [
+            ("gpu_locality", "off", "gpu_locality is off"),
+            ("transport", "plugin", "nearest: eth1 (same PCI switch;"),
+        ] {
+            let config = Config::defaults().with(key, value).unwrap();
+            let nearest = Nearest::choose(&gpus[0], &nics, &config).unwrap();
+            assert_eq!(nearest.interfaces.len(), 4);
+            assert!(nearest.why.contains(reason), "{}", nearest.why);
+        }
     }
 }

@@ -34,6 +34,7 @@ pub(crate) struct Context {
     is_retained: bool,
     kernels: OnceLock<Kernels>,
     /// For pinned memory.
+    pci_bus_id: OnceLock<Option<String>>,
     numa_node: OnceLock<Option<u32>>,
     /// Held while the kernels are being compiled, so that it happens once.
     compiling: Mutex<()>,
@@ -120,6 +121,7 @@ impl Context {
             ordinal,
             is_retained,
             kernels: OnceLock::new(),
+            pci_bus_id: OnceLock::new(),
             numa_node: OnceLock::new(),
             compiling: Mutex::new(()),
             weak: weak.clone(),
@@ -190,12 +192,6 @@ impl Context {
         // A context is made in an `Arc` only, and whoever calls this keeps it alive.
         self.weak.upgrade().expect("a context lives in an Arc")
     }
-
-    pub(crate) fn numa_node(&self) -> Option<u32> {
-        *self.numa_node.get_or_init(|| {
-            info::pci_bus_id(self.api, self.device).and_then(|id| info::numa_node(&id))
-        })
-    }
 }
 
 impl fmt::Debug for Context {
@@ -226,6 +222,16 @@ impl Device for Context {
 
     fn ordinal(&self) -> u32 {
         self.ordinal
+    }
+
+    fn pci_bus_id(&self) -> Option<&str> {
+        let asked = || info::pci_bus_id(self.api, self.device);
+        self.pci_bus_id.get_or_init(asked).as_deref()
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        let read = || self.pci_bus_id().and_then(info::numa_node);
+        *self.numa_node.get_or_init(read)
     }
 
     fn identity(&self) -> usize {

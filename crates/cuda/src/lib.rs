@@ -110,6 +110,16 @@ pub trait Device: Send + Sync + Debug {
     /// The device's number in this process.
     fn ordinal(&self) -> u32;
 
+    /// The device's PCI address in the form of sysfs, where it has one.
+    fn pci_bus_id(&self) -> Option<&str> {
+        None
+    }
+
+    /// The NUMA node that [`Device::pin`] takes memory from, where the machine has several.
+    fn numa_node(&self) -> Option<u32> {
+        None
+    }
+
     /// Names the context, for [`Device::is_same`]: no two that live at the same time share one.
     fn identity(&self) -> usize;
 

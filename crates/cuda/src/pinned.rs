@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use crate::Device;
 use crate::context::{Context, log};
 use crate::error::Error;
 use crate::sys;

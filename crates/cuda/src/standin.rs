@@ -29,6 +29,8 @@ pub struct StandIn {
     fails_after: Option<u64>,
     identity: usize,
     queues: AtomicU64,
+    /// Its PCI address and its NUMA node.
+    place: Option<(String, u32)>,
 }
 
 impl StandIn {
@@ -42,7 +44,15 @@ impl StandIn {
             // Odd, as no context's address is.
             identity: NEXT.fetch_add(2, Ordering::Relaxed),
             queues: AtomicU64::new(0),
+            place: None,
         }
+    }
+
+    /// Has the stand-in say that it sits at this PCI address, on this NUMA node.
+    #[must_use]
+    pub fn at(mut self, pci_bus_id: impl Into<String>, numa_node: u32) -> Self {
+        self.place = Some((pci_bus_id.into(), numa_node));
+        self
     }
 
     /// Each queue made from now on fails for good after `copies` copies.
@@ -101,6 +111,15 @@ impl Device for StandIn {
 
     fn identity(&self) -> usize {
         self.identity
+    }
+
+    fn pci_bus_id(&self) -> Option<&str> {
+        let (pci_bus_id, _) = self.place.as_ref()?;
+        Some(pci_bus_id)
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        self.place.as_ref().map(|(_, node)| *node)
     }
 }
 

@@ -45,7 +45,7 @@ mod sync;
 mod testing;
 mod transfer;
 
-pub use config::{Config, ConfigError, ConfigRow, Source, StagingKind, TransportKind};
+pub use config::{Config, ConfigError, ConfigRow, GpuLocality, Source, StagingKind, TransportKind};
 pub use error::{
     Attempt, AttemptCause, CommCause, Error, ErrorKind, IoError, LostCause, Misbehaviour,
     PluginFault, Side,
@@ -62,6 +62,7 @@ pub use tcpx_cuda as cuda;
 pub use tcpx_ncclnet as ncclnet;
 pub use tcpx_net::interfaces;
 pub use tcpx_net::interfaces::InterfaceSelector;
+pub use tcpx_net::topology;
 pub use tcpx_net::{Forked, InProcess, Process};
 pub use tcpx_proto as proto;
 pub use tcpx_proto::frame::Status;

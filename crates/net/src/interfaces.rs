@@ -31,9 +31,7 @@ pub use self::error::{Candidate, DiscoverError, ParseSelectorError, SelectError,
 use self::netlink::Link;
 pub use self::select::InterfaceSelector;
 use self::sysfs::Hardware;
-
-/// Where sysfs is mounted on every Linux machine.
-const SYSFS: &str = "/sys";
+use crate::topology::{Location, SYSFS};
 
 /// Finds every interface of the current network namespace, in order of index.
 ///
@@ -90,12 +88,16 @@ pub struct Interface {
     pub mtu: u32,
     /// The link's speed in Mbit/s, where the driver knows it.
     pub speed_mbps: Option<u32>,
-    /// The NUMA node the device hangs off, on machines that have several.
+    /// The NUMA node the device hangs off, on machines that have several. That of all devices below
+    /// it, for a bond and the like, if they are on one.
     pub numa_node: Option<u32>,
     /// The PCI address of the device, such as `0000:06:00.0`.
     pub pci_address: Option<String>,
     /// The driver of the device, such as `mlx5_core`.
     pub driver: Option<String>,
+    /// Where its device sits, or the devices below a bond, a VLAN and the like. Empty, or of unknown
+    /// places, where nothing is known.
+    pub locations: Vec<Location>,
 }
 
 impl Interface {
@@ -113,6 +115,7 @@ impl Interface {
             numa_node: hardware.numa_node,
             pci_address: hardware.pci_address,
             driver: hardware.driver,
+            locations: hardware.locations,
         }
     }
 

@@ -8,9 +8,12 @@
 //! - [`fork`]: which process a value belongs to, and descriptors that children do not keep.
 //! - [`process`]: standard error, the end of the process, its limit of descriptors.
 //! - [`interfaces`]: the machine's real network interfaces and how to choose among them.
+//! - [`topology`]: where devices sit in the machine, which interfaces are nearest to a GPU.
+//! - [`cpus`]: the CPUs of a thread and of a NUMA node.
 //!
 //! `unsafe` lives in [`fork`], [`guard`], [`process`], [`span`] and [`stream`] alone.
 
+pub mod cpus;
 pub mod fork;
 pub mod guard;
 pub mod interfaces;
@@ -18,6 +21,7 @@ pub mod poller;
 pub mod process;
 pub mod span;
 pub mod stream;
+pub mod topology;
 
 pub use fork::{Forked, InProcess, Process};
 pub use guard::{Fault, check_handlers};

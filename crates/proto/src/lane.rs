@@ -92,6 +92,11 @@ pub trait Offer {
     /// How many chunks there may be left to take.
     fn left(&self) -> usize;
 
+    /// How many of a connection's lanes take chunks from it: `all`, unless it uses some only.
+    fn lanes(&self, all: usize) -> usize {
+        all
+    }
+
     /// Whether there may be a chunk left to take.
     fn has_more(&self) -> bool {
         self.left() > 0
@@ -560,11 +565,12 @@ impl<O: Offer, A> Lane<O, A> {
     fn has_its_share(&self, offer: &O) -> bool {
         let chunks = offer.chunks();
         // Most offers have one chunk, and need not be looked for.
-        if chunks == 1 || self.lanes == 1 {
+        let lanes = offer.lanes(self.lanes).max(1);
+        if chunks == 1 || lanes == 1 {
             return false;
         }
-        let left = offer.left().div_ceil(self.lanes);
-        let share = left.max(MIN_SHARE).min(chunks.div_ceil(self.lanes));
+        let left = offer.left().div_ceil(lanes);
+        let share = left.max(MIN_SHARE).min(chunks.div_ceil(lanes));
         self.reads.chunks.len() >= share && self.reads.of_transfer(offer.transfer()) >= share
     }
 

@@ -20,8 +20,9 @@ use crate::units;
 
 const LONG: &str = "\
 Lists every network interface of this machine, whether transfers may use it or why not, and which \
-ones the current settings choose; then the GPUs that this process sees, and the interfaces nearest \
-to each.
+ones the current settings choose; then the GPUs that this process sees, and the interfaces that \
+transfers of their memory use: those nearest to the GPU, unless all are alike, or TCPX_GPU_LOCALITY \
+is off.
 
 Chosen are, unless TCPX_INTERFACES or --interfaces says otherwise, all interfaces with a device \
 behind them that are up and have an address; in a container, its virtual interface; where there is \
@@ -37,7 +38,7 @@ const EXAMPLES: &str = "\
 
 Exits with 1 when the settings choose no interface, or the plugin cannot be used.";
 
-/// List network interfaces and GPUs: speed, NUMA node, PCI address, usable or why not
+/// List network interfaces and GPUs: speed, NUMA node, PCI path, usable or why not, nearest
 #[derive(Debug, Args)]
 #[command(long_about = LONG, after_long_help = EXAMPLES)]
 pub(crate) struct Arguments {
@@ -63,13 +64,16 @@ pub(crate) fn run(args: &Arguments, output: &mut Output) -> Result<Verdict, Fail
         (None, _) => None,
     };
     let plugin = plugin.map(|(asked, version)| plugin::Section::load(asked, version));
-    let selection = match &config {
+    let (selection, chosen) = match &config {
         Ok(config) => Selection::of(config.interfaces(), &found),
-        Err(error) => Selection {
-            selector: None,
-            interfaces: vec![],
-            error: Some(chain(error)),
-        },
+        Err(error) => {
+            let selection = Selection {
+                selector: None,
+                interfaces: vec![],
+                error: Some(chain(error)),
+            };
+            (selection, vec![])
+        }
     };
     let report = Report {
         interfaces: found
@@ -77,7 +81,7 @@ pub(crate) fn run(args: &Arguments, output: &mut Output) -> Result<Verdict, Fail
             .map(|interface| Row::of(interface, &selection))
             .collect(),
         selection,
-        gpus: gpus::Section::find(&found),
+        gpus: gpus::Section::find(&chosen, config.as_ref().ok()),
         plugin,
     };
     if output.is_json() {
@@ -111,19 +115,18 @@ struct Selection {
 }
 
 impl Selection {
-    fn of(selector: &InterfaceSelector, found: &[Interface]) -> Self {
-        let (interfaces, error) = match selector.select(found) {
-            Ok(chosen) => (
-                chosen.into_iter().map(|interface| interface.name).collect(),
-                None,
-            ),
+    /// What the selector chooses, also as interfaces.
+    fn of(selector: &InterfaceSelector, found: &[Interface]) -> (Self, Vec<Interface>) {
+        let (chosen, error) = match selector.select(found) {
+            Ok(chosen) => (chosen, None),
             Err(error) => (vec![], Some(chain(&error))),
         };
-        Selection {
+        let selection = Selection {
             selector: Some(selector.to_string()),
-            interfaces,
+            interfaces: chosen.iter().map(|i| i.name.clone()).collect(),
             error,
-        }
+        };
+        (selection, chosen)
     }
 }
 
@@ -139,6 +142,8 @@ struct Row {
     mtu: u32,
     numa_node: Option<u32>,
     pci_address: Option<String>,
+    /// From the PCI root to the device, or to each of the devices below a bond and the like.
+    pci_paths: Vec<Vec<String>>,
     driver: Option<String>,
     usable: bool,
     why_not: Option<String>,
@@ -166,6 +171,11 @@ impl Row {
             mtu: interface.mtu,
             numa_node: interface.numa_node,
             pci_address: interface.pci_address.clone(),
+            pci_paths: interface
+                .locations
+                .iter()
+                .map(|location| location.pci_path.clone())
+                .collect(),
             driver: interface.driver.clone(),
             usable: why_not.is_none(),
             why_not: why_not.map(|why| why.to_string()),
@@ -213,7 +223,7 @@ impl Report {
                 output.cell(Tone::Plain, optional(row.speed())),
                 output.cell(Tone::Plain, row.mtu),
                 output.cell(Tone::Plain, optional(row.numa_node)),
-                output.cell(Tone::Plain, optional(row.pci_address.as_ref())),
+                output.cell(Tone::Plain, row.pci()),
                 output.cell(Tone::Plain, optional(row.driver.as_ref())),
                 output.cell(tone, lanes),
                 usable,
@@ -250,6 +260,12 @@ impl Row {
             .map(|speed| units::megabits_per_second(speed.into()))
     }
 
+    fn pci(&self) -> String {
+        let known = self.pci_paths.iter().filter(|path| !path.is_empty());
+        let lines: Vec<String> = known.map(|path| pci_lines(path)).collect();
+        optional(Some(lines.join("\n")).filter(|lines| !lines.is_empty()))
+    }
+
     fn address_lines(&self) -> String {
         let lines = self.addresses.iter().map(|address| {
             let note = if address.link_local {
@@ -263,6 +279,46 @@ impl Row {
     }
 }
 
+/// A PCI device as a table shows it: its address, and below it the way there from the root.
+fn pci_lines(path: &[String]) -> String {
+    match path {
+        [way @ .., address] if !way.is_empty() => format!("{address}\nin {}", way.join("/")),
+        _ => path.concat(),
+    }
+}
+
 fn optional(value: Option<impl Display>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpus::tests::{Tree, nic};
+
+    fn row(interface: &Interface) -> Row {
+        let selector = InterfaceSelector::every_usable();
+        let (selection, chosen) = Selection::of(&selector, std::slice::from_ref(interface));
+        assert_eq!(chosen.len(), 1);
+        Row::of(interface, &selection)
+    }
+
+    #[test]
+    fn an_interface_has_its_node_and_its_way_from_the_root() {
+        let tree = Tree::new();
+        let (nics, _) = tree.a3();
+        let eth3 = row(&nics[2]);
+        assert_eq!(
+            eth3.pci(),
+            "0000:35:00.0\nin pci0000:30/0000:30:01.0/0000:31:00.0/0000:32:02.0"
+        );
+        let document = serde_json::to_value(&eth3).unwrap();
+        assert_eq!(document["numa_node"], 1);
+        assert_eq!(document["pci_paths"][0][4], "0000:35:00.0");
+        // A bond has those of all devices below it.
+        let locations = nics[..2].iter().flat_map(|nic| nic.locations.clone());
+        let bond = row(&nic("bond0", locations.collect()));
+        assert_eq!(bond.pci().lines().count(), 4);
+        assert_eq!(row(&nic("ens4", Vec::new())).pci(), "-");
+    }
 }

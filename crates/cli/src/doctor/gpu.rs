@@ -6,10 +6,11 @@ use tcpx::cuda::{self, DeviceInfo};
 use tcpx_bench::place::Place;
 use tcpx_bench::units::bytes;
 use tcpx_net::interfaces::Interface;
+use tcpx_net::topology::{Choice, Distance};
 
 use super::machine::{Limit, Machine};
 use super::{Finding, Level, presence, transfer};
-use crate::gpus::{self, Distance};
+use crate::gpus;
 use crate::units::count;
 
 /// Everything about GPUs. `transfers` is false where the settings allow no session.
@@ -26,12 +27,16 @@ pub(super) fn findings(
         Err(_) if presence.level == Level::Info => return vec![presence],
         Err(error) => return vec![presence, unusable(&error)],
     };
-    let locations = gpus::of_interfaces(chosen);
     let mut findings = vec![presence];
     for device in &devices {
         findings.push(described(device));
-        let nearest = gpus::nearest(&gpus::of_gpu(device), &locations);
-        findings.push(distance(device.ordinal, nearest));
+        let choice = Choice::among(&gpus::location(device), chosen);
+        let names = choice.chosen().map(|index| chosen[index].name.as_str());
+        findings.push(distance(
+            device.ordinal,
+            choice.least(),
+            &names.collect::<Vec<_>>(),
+        ));
     }
     findings.push(staging(config));
     findings.push(pinned(
@@ -71,19 +76,17 @@ fn described(device: &DeviceInfo) -> Finding {
     )
 }
 
-fn distance(ordinal: u32, nearest: Option<(Distance, Vec<&str>)>) -> Finding {
+fn distance(ordinal: u32, distance: Distance, names: &[&str]) -> Finding {
     const ID: &str = "gpu.distance";
-    let Some((distance, names)) = nearest else {
-        return Finding::info(
-            ID,
-            format!("GPU {ordinal}: how far its interfaces are is not known on this machine"),
-        );
-    };
     let found = format!(
         "GPU {ordinal}: nearest are {} ({distance})",
         names.join(", ")
     );
     match distance {
+        Distance::Unknown => Finding::info(
+            ID,
+            format!("GPU {ordinal}: how far its interfaces are is not known on this machine"),
+        ),
         Distance::OtherNode => Finding::warn(
             ID,
             found,
@@ -185,7 +188,7 @@ mod tests {
 
     #[test]
     fn another_node_is_a_warning_and_an_unknown_place_is_not() {
-        let of = |distance| super::distance(0, Some((distance, vec!["eth1", "eth2"])));
+        let of = |distance| super::distance(0, distance, &["eth1", "eth2"]);
         assert_eq!(of(Distance::SameSwitch).level, Level::Ok);
         assert_eq!(
             of(Distance::SameNode).found,
@@ -194,7 +197,7 @@ mod tests {
         let far = of(Distance::OtherNode);
         assert_eq!(far.level, Level::Warn);
         assert!(far.advice.unwrap().contains("TCPX_INTERFACES"));
-        assert_eq!(super::distance(0, None).level, Level::Info);
+        assert_eq!(of(Distance::Unknown).level, Level::Info);
     }
 
     #[test]

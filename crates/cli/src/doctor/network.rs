@@ -151,6 +151,7 @@ mod tests {
             numa_node: None,
             pci_address: None,
             driver: None,
+            locations: Vec::new(),
         }
     }
 

@@ -24,7 +24,7 @@ use tcpx_net::interfaces::InterfaceSelector;
 use self::row::Held;
 use self::rows::{MAX_LANES, ROWS};
 use self::staging::{CHUNK_FACTOR, DEPTH, MAX_SLOT_BYTES};
-pub use self::types::{ConfigError, ConfigRow, Source, StagingKind, TransportKind};
+pub use self::types::{ConfigError, ConfigRow, GpuLocality, Source, StagingKind, TransportKind};
 
 /// The configuration of a [`Session`](crate::Session).
 ///
@@ -53,6 +53,7 @@ struct Values {
     staging: Held<StagingKind>,
     staging_bytes: Held<usize>,
     device_bytes: Held<usize>,
+    gpu_locality: Held<GpuLocality>,
     queue_bytes: Held<usize>,
     peer_timeout: Held<Duration>,
     connect_timeout: Held<Duration>,
@@ -228,6 +229,12 @@ impl Config {
         self.values.device_bytes.value
     }
 
+    /// Whether transfers of GPU memory stay near the GPU.
+    #[must_use]
+    pub fn gpu_locality(&self) -> GpuLocality {
+        self.values.gpu_locality.value
+    }
+
     /// The most memory that peers can make the session keep for them.
     #[must_use]
     pub fn queue_bytes(&self) -> usize {
@@ -266,10 +273,12 @@ impl Config {
         }
     }
 
-    /// The number of lanes of a connection over so many pairs of interfaces. On a plugin its devices
-    /// decide, and not the interfaces.
-    pub(crate) fn lanes_over(&self, pairs: usize) -> usize {
+    /// The number of lanes of a connection over so many pairs of interfaces. Where a GPU uses only one
+    /// in `parts` of these, there are that many times as many: it has as many lanes as it would have
+    /// over all of them. On a plugin its devices decide, and not the interfaces.
+    pub(crate) fn lanes_over(&self, pairs: usize, parts: usize) -> usize {
         match self.transport() {
+            TransportKind::Tcp if pairs > 1 => self.lanes_for(pairs.max(parts * self.lanes())),
             TransportKind::Tcp => self.lanes_for(pairs),
             TransportKind::Plugin => self.lanes(),
         }

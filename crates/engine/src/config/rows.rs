@@ -22,6 +22,7 @@ pub(super) static ROWS: &[&dyn Setting] = &[
     &STAGING,
     &STAGING_BYTES,
     &DEVICE_BYTES,
+    &GPU_LOCALITY,
     &QUEUE_BYTES,
     &PEER_TIMEOUT,
     &CONNECT_TIMEOUT,

@@ -6,7 +6,7 @@ use tcpx_net::interfaces::InterfaceSelector;
 
 use super::form::Form;
 use super::row::Row;
-use super::{Config, ConfigError, StagingKind, TransportKind, rows};
+use super::{Config, ConfigError, GpuLocality, StagingKind, TransportKind, rows};
 
 /// Typed setters: as [`Config::with`], and with the same errors. Each replaces what the environment
 /// says.
@@ -119,6 +119,14 @@ impl Config {
     /// The number is out of range.
     pub fn with_device_bytes(self, bytes: usize) -> Result<Self, ConfigError> {
         self.put(&rows::DEVICE_BYTES, bytes)
+    }
+
+    /// Chooses whether transfers of GPU memory stay near the GPU.
+    ///
+    /// # Errors
+    /// None yet.
+    pub fn with_gpu_locality(self, locality: GpuLocality) -> Result<Self, ConfigError> {
+        self.put(&rows::GPU_LOCALITY, locality)
     }
 
     /// Sets the most memory that peers can make the session keep for them.

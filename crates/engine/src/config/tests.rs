@@ -140,7 +140,7 @@ type Both = (
 
 #[test]
 fn typed_setters_do_what_strings_do() {
-    let good: [Both; 23] = [
+    let good: [Both; 24] = [
         ("name", " a name ", |c| c.with_name(" a name ")),
         ("lanes", "3", |c| c.with_lanes(3)),
         ("chunk_bytes", "65536", |c| c.with_chunk_bytes(64 << 10)),
@@ -162,6 +162,9 @@ fn typed_setters_do_what_strings_do() {
             c.with_staging_bytes(32 << 20)
         }),
         ("device_bytes", "0", |c| c.with_device_bytes(0)),
+        ("gpu_locality", "off", |c| {
+            c.with_gpu_locality(GpuLocality::Off)
+        }),
         ("queue_bytes", "67108864", |c| c.with_queue_bytes(64 << 20)),
         ("peer_timeout", "2.5s", |c| {
             c.with_peer_timeout(Duration::from_millis(2500))
@@ -248,6 +251,13 @@ fn every_way_has_a_lane_unless_their_number_is_set() {
     assert_eq!(config.lanes_for(1000), MAX_LANES);
     let set = config.clone().with_lanes(1).unwrap();
     assert_eq!(set.lanes_for(5), 1);
+    // A GPU that uses a part of them has as many lanes there as it would have over all.
+    assert_eq!(config.lanes_over(4, 1), usual.max(4));
+    assert_eq!(config.lanes_over(2, 3), (3 * usual).min(MAX_LANES));
+    assert_eq!(config.lanes_over(100, 2), MAX_LANES);
+    assert_eq!(set.lanes_over(4, 4), 1);
+    // Within a machine there are no pairs of interfaces.
+    assert_eq!(config.lanes_over(0, 4), usual);
     let workers = config.workers();
     config.raise_lanes(usual + 1);
     assert_eq!((config.lanes(), config.workers()), (usual + 1, workers));

@@ -44,6 +44,17 @@ pub enum StagingKind {
     Always,
 }
 
+/// Whether transfers of GPU memory stay near the GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GpuLocality {
+    /// They use the interfaces that are nearest to it, and workers run on its NUMA node where that is
+    /// the one of everything in use.
+    #[default]
+    Auto,
+    /// They use all interfaces, and workers run anywhere.
+    Off,
+}
+
 /// A configuration value that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {

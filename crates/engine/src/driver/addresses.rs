@@ -26,6 +26,13 @@ pub(crate) struct Chosen {
     control: Vec<Interface>,
 }
 
+impl Chosen {
+    /// The interfaces that carry lanes.
+    pub(crate) fn data(&self) -> &[Interface] {
+        &self.data
+    }
+}
+
 /// Finds the interfaces that the configuration names.
 pub(crate) fn choose_interfaces(config: &Config) -> Result<Chosen, Error> {
     let found = interfaces::discover().map_err(|e| {
@@ -132,6 +139,7 @@ mod tests {
             numa_node: None,
             pci_address: None,
             driver: None,
+            locations: Vec::new(),
         }
     }
 

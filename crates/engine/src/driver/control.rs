@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use tcpx_net::{Cursor, Event, Listener, Poller, Stream};
 use tcpx_proto::handshake::{MAX_HANDSHAKE_BYTES, Offer};
 
-use super::worker::Workers;
+use super::workers::Workers;
 use crate::carrier::comm::Net;
 use crate::error::Error;
 use crate::log::limited;

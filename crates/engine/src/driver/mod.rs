@@ -5,28 +5,36 @@
 
 mod addresses;
 mod control;
+mod seat;
 mod worker;
+mod workers;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use tcpx_net::Poller;
+use tcpx_net::topology::SYSFS;
 use tcpx_proto::handshake::Identity;
 use tcpx_proto::info::{ConnectionInfo, Name, Secret, SessionId};
 
 use self::addresses::{choose_interfaces, lane_addresses, listen, socket_options};
 use self::control::ControlLoop;
-use self::worker::{PLUGIN_SPIN, Workers};
+use self::seat::Seat;
+use self::worker::PLUGIN_SPIN;
+use self::workers::Workers;
 use crate::carrier::comm::Net;
 use crate::config::{Config, ConfigError, TransportKind};
 use crate::error::Error;
 use crate::link::{Context, Control};
-use crate::memory::{Registry, Staging};
+use crate::memory::{Nearness, Registry, Staging};
 use crate::peers::{Crew, Mailbox, Parts, SessionCore};
 
 /// Makes a session and starts its threads.
 pub(crate) fn start(mut config: Config) -> Result<(Arc<SessionCore>, Vec<JoinHandle<()>>), Error> {
-    let staging = Staging::new(&config);
+    let chosen = choose_interfaces(&config)?;
+    let nearness = Nearness::new(&config, chosen.data(), Path::new(SYSFS));
+    let staging = Staging::new(&config, nearness);
     let net = match config.transport() {
         TransportKind::Tcp => None,
         TransportKind::Plugin => Some(Net::open(&config, &staging)?),
@@ -35,7 +43,6 @@ pub(crate) fn start(mut config: Config) -> Result<(Arc<SessionCore>, Vec<JoinHan
         // Each network device has a lane.
         config.raise_lanes(net.devices());
     }
-    let chosen = choose_interfaces(&config)?;
     let (listeners, addresses) = listen(&chosen, &config, &socket_options(&config))?;
     let identity = new_identity(&config)?;
     let info = ConnectionInfo::new(
@@ -90,19 +97,25 @@ fn spawn(
         TransportKind::Tcp => spin,
         TransportKind::Plugin => spin.max(PLUGIN_SPIN),
     };
+    let nearness = &core.context().staging.nearness;
+    let count = workers.bulk().len() + 1;
     let builder = |name: String| std::thread::Builder::new().name(name);
     threads.push(builder("tcpx-control".into()).spawn(move || control.run())?);
     for (index, worker) in workers.bulk().iter().enumerate() {
         let (local, worker) = (Arc::clone(&core.local), Arc::clone(worker));
         let thread = builder(format!("tcpx-worker-{index}"));
-        threads.push(thread.spawn(move || worker.run(Some(&local), spin, staging_spin, || false))?);
+        let mut seat = Seat::new(Arc::clone(nearness), count);
+        let run = move || worker.run(Some(&local), spin, staging_spin, &mut seat, || false);
+        threads.push(thread.spawn(run)?);
     }
     if config.transport() == TransportKind::Tcp {
         let workers = Arc::clone(workers);
         let thread = builder("tcpx-express".into());
+        let mut seat = Seat::new(Arc::clone(nearness), count);
         let run = move || {
             let has_bulk = || workers.is_bulk_moving();
-            workers.express().run(None, spin, staging_spin, has_bulk);
+            let worker = workers.express();
+            worker.run(None, spin, staging_spin, &mut seat, has_bulk);
         };
         threads.push(thread.spawn(run)?);
     }

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use tcpx_net::{Event, Poller, Stream, Waker};
 
+use super::seat::Seat;
 use crate::link::local::Local;
 use crate::link::{Caller, Drive, Driven};
 use crate::log::limited;
-use crate::peers::Crew;
 use crate::sync::{Mutex, Rank};
 
 /// How often a worker looks whether a lane that a caller drove is still being driven.
@@ -101,9 +101,11 @@ impl Worker {
         local: Option<&Local>,
         spin: Duration,
         staging_spin: Duration,
+        seat: &mut Seat,
         has_company: impl Fn() -> bool,
     ) {
         tcpx_net::sleep_exactly();
+        seat.follow();
         let mut driven: Vec<Active> = Vec::new();
         let mut watched: Vec<Active> = Vec::new();
         let mut events = Vec::new();
@@ -183,6 +185,7 @@ impl Worker {
             };
             self.collect(&mut events, &mut driven, &mut watched, timeout);
             self.asleep.store(false, Ordering::SeqCst);
+            seat.follow();
             // Looking for the end of a copy is no reason to spin.
             if timeout != Some(STAGING_LOOK) || self.has_calls() {
                 last_progress = Instant::now();
@@ -324,59 +327,6 @@ impl Caller for Worker {
     }
 }
 
-/// The workers of a session.
-pub(crate) struct Workers {
-    bulk: Vec<Arc<Worker>>,
-    /// Drives the express lanes, so that no small transfer waits for a thread that moves megabytes.
-    express: Arc<Worker>,
-    next: AtomicUsize,
-}
-
-impl Workers {
-    pub(crate) fn new(count: usize) -> std::io::Result<Arc<Self>> {
-        let bulk: std::io::Result<_> = (0..count).map(|_| Worker::new()).collect();
-        Ok(Arc::new(Self {
-            bulk: bulk?,
-            express: Worker::new()?,
-            next: AtomicUsize::new(0),
-        }))
-    }
-
-    /// Whether a worker moves bulk, or looks for it.
-    pub(crate) fn is_bulk_moving(&self) -> bool {
-        let mut bulk = self.bulk.iter();
-        bulk.any(|worker| worker.is_awake())
-    }
-
-    /// The workers that move bulk.
-    pub(crate) fn bulk(&self) -> &[Arc<Worker>] {
-        &self.bulk
-    }
-
-    /// The worker that express lanes are given to.
-    pub(crate) fn express(&self) -> &Arc<Worker> {
-        &self.express
-    }
-
-    /// The worker that the next lane for bulk is given to.
-    pub(crate) fn next(&self) -> Arc<dyn Caller> {
-        let index = self.next.fetch_add(1, Ordering::Relaxed) % self.bulk.len();
-        Arc::clone(&self.bulk[index]) as Arc<dyn Caller>
-    }
-}
-
-impl Crew for Workers {
-    fn wake_any(&self) {
-        self.bulk[0].wake();
-    }
-
-    fn stop(&self) {
-        for worker in self.bulk.iter().chain([&self.express]) {
-            worker.stop();
-        }
-    }
-}
-
 /// Lanes that their callers have left are driven again; the others stay watched.
 fn take_abandoned(driven: &mut Vec<Active>, watched: &mut Vec<Active>) {
     let mut index = 0;
@@ -416,7 +366,11 @@ impl Active {
 mod tests {
     use tcpx_net::{Cursor, Listener, SocketOptions};
 
+    use std::path::Path;
+
     use super::*;
+    use crate::Config;
+    use crate::memory::Nearness;
     use crate::testing::{LONG, wait_until};
 
     /// A lane that counts its turns; one that is busy never runs out of work.
@@ -499,6 +453,12 @@ mod tests {
         (Arc::new(lane), far.unwrap().0)
     }
 
+    /// The seat of a worker that stays where it is.
+    fn seat() -> Seat {
+        let nearness = Nearness::new(&Config::defaults(), &[], Path::new("/nowhere"));
+        Seat::new(Arc::new(nearness), 1)
+    }
+
     #[test]
     fn a_lane_that_never_runs_dry_does_not_keep_others_waiting() {
         let worker = Worker::new().unwrap();
@@ -508,7 +468,8 @@ mod tests {
             [&busy, &quiet].map(|lane| worker.add(Arc::clone(lane) as _).unwrap());
         let thread = {
             let worker = Arc::clone(&worker);
-            std::thread::spawn(move || worker.run(None, Duration::ZERO, Duration::ZERO, || false))
+            let spin = Duration::ZERO;
+            std::thread::spawn(move || worker.run(None, spin, spin, &mut seat(), || false))
         };
         worker.call(quiet_token);
         wait_until("the worker sleeps", || {
@@ -533,7 +494,8 @@ mod tests {
         let thread = {
             let worker = Arc::clone(&worker);
             // It would look for ever.
-            std::thread::spawn(move || worker.run(None, Duration::MAX, Duration::MAX, || false))
+            let spin = Duration::MAX;
+            std::thread::spawn(move || worker.run(None, spin, spin, &mut seat(), || false))
         };
         worker.call(token);
         wait_until("the worker sleeps", || {

@@ -4,6 +4,7 @@
 mod buffer;
 mod copy;
 mod grant;
+mod nearness;
 mod region;
 mod registry;
 mod slots;
@@ -12,6 +13,9 @@ mod staging;
 pub use self::buffer::Buffer;
 pub(crate) use self::copy::{Copier, PendingCopy};
 pub(crate) use self::grant::{Grant, Place};
+#[cfg(test)]
+pub(crate) use self::nearness::tests as nearness_tests;
+pub(crate) use self::nearness::{InterfaceSet, Nearness};
 pub use self::region::{LocalSlice, MemoryKind, Region, RemoteRegion, RemoteSlice, Segment};
 pub(crate) use self::registry::{Memory, Refusal, Registry, Users, one_device, push_merged};
 pub(crate) use self::slots::{Direction, Pool, Slot, SlotList};

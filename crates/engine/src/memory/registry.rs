@@ -13,6 +13,7 @@ use tcpx_proto::descriptor::{RegionDescriptor, RegionKey};
 use tcpx_proto::frame::{Entry, Status, Table};
 use tcpx_proto::lane::Op;
 
+use super::nearness::InterfaceSet;
 use super::staging::{Staging, is_same_place};
 use super::{Buffer, MemId, MemoryKind, Region};
 use crate::error::Error;
@@ -34,6 +35,8 @@ pub(crate) struct Memory {
     pub(crate) kind: MemoryKind,
     /// The device that it lies on, if sockets cannot reach it.
     pub(crate) device: Option<Arc<dyn Device>>,
+    /// The interfaces that transfers of it use.
+    pub(crate) near: InterfaceSet,
     pub(super) descriptor: RegionDescriptor,
     live: AtomicBool,
     /// The memory that this is a part of, under a key of its own.
@@ -179,6 +182,8 @@ impl Registry {
             return Err(bad());
         }
         let device = staging.device_of(span, kind)?;
+        let near = device.as_deref().map(|device| staging.nearness.of(device));
+        let near = near.unwrap_or(InterfaceSet::ALL);
         let kind = match &device {
             Some(device) if !staging.is_host(device.as_ref()) => MemoryKind::Cuda {
                 device: device.ordinal(),
@@ -198,6 +203,7 @@ impl Registry {
                     span,
                     kind,
                     device,
+                    near,
                     descriptor,
                     live,
                     part_of: None,
@@ -230,6 +236,7 @@ impl Registry {
             span,
             kind: whole.kind,
             device: whole.device.clone(),
+            near: whole.near,
             descriptor,
             live: AtomicBool::new(true),
             part_of: Some(Arc::clone(whole)),

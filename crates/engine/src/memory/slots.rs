@@ -30,9 +30,34 @@ pub(crate) struct Pool {
 struct PoolState {
     /// Of devices whose memory is registered.
     batches: Vec<Arc<Batches>>,
-    slots: SlotList,
+    /// By the NUMA node that their memory is on.
+    shelves: Vec<(Option<u32>, SlotList)>,
     // By direction; ≤ limits
     used: [usize; 2],
+}
+
+impl PoolState {
+    /// The shelf for a device's NUMA node.
+    fn shelf(&mut self, device: &dyn Device, slot_bytes: usize) -> usize {
+        let node = device.numa_node();
+        let known = self.shelves.iter().position(|(at, _)| *at == node);
+        known.unwrap_or_else(|| {
+            self.shelves.push((node, SlotList::new(slot_bytes)));
+            self.shelves.len() - 1
+        })
+    }
+
+    /// How many slots there are, free or not.
+    fn len(&self) -> usize {
+        self.shelves.iter().map(|(_, slots)| slots.len()).sum()
+    }
+
+    /// Takes a free slot, of this shelf or else of another: the shelf and the slot's address.
+    fn take(&mut self, shelf: usize) -> Option<(usize, usize)> {
+        let others = (0..self.shelves.len()).filter(|other| *other != shelf);
+        let mut shelves = [shelf].into_iter().chain(others);
+        shelves.find_map(|shelf| Some((shelf, self.shelves[shelf].1.take()?)))
+    }
 }
 
 /// Pinned memory that is cut into slots of one size, and which of them are free.
@@ -89,16 +114,18 @@ impl Pool {
                 Rank::Pool,
                 PoolState {
                     batches: Vec::new(),
-                    slots: SlotList::new(slot_bytes),
+                    shelves: Vec::new(),
                     used: [0; 2],
                 },
             ),
         })
     }
 
-    /// Whether nothing is pinned yet.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.state.lock().slots.slabs.is_empty()
+    /// Whether memory is pinned on a device's NUMA node.
+    pub(crate) fn has_near(&self, device: &dyn Device) -> bool {
+        let state = self.state.lock();
+        let mut shelves = state.shelves.iter();
+        shelves.any(|(node, slots)| *node == device.numa_node() && slots.len() > 0)
     }
 
     /// The batches of a device, if it has some.
@@ -135,47 +162,53 @@ impl Pool {
         if state.used[direction as usize] == self.limits[direction as usize] {
             return Ok(None);
         }
-        let mut taken = state.slots.take();
-        if taken.is_none() {
-            if let Err(error) = self.pin(&mut state, device)
-                && state.used[direction as usize] == 0
-            {
-                // Otherwise one comes back.
-                return Err(error);
-            }
-            taken = state.slots.take();
+        let shelf = state.shelf(device, self.slot_bytes);
+        let mut pinned = Ok(());
+        if state.shelves[shelf].1.free.is_empty() {
+            pinned = self.pin(&mut state, shelf, device);
         }
-        let Some(address) = taken else {
-            return Ok(None);
+        let Some((shelf, address)) = state.take(shelf) else {
+            return match pinned {
+                Err(error) if state.used[direction as usize] == 0 => Err(error),
+                // One comes back.
+                _ => Ok(None),
+            };
         };
         state.used[direction as usize] += 1;
         Ok(Some(Slot {
             backing: Backing::Pool {
                 pool: Arc::clone(self),
                 direction,
+                shelf,
             },
             address,
             len: self.slot_bytes,
         }))
     }
 
-    /// Pins memory until there are `slots`, or as many as may be.
+    /// Pins memory until there are `slots` on the device's NUMA node, or as many as may be.
     pub(crate) fn grow(&self, device: &dyn Device, slots: usize) -> Result<(), Error> {
         let mut state = self.state.lock();
-        let slots = slots.min(self.limits[0] + self.limits[1]);
-        while state.slots.len() < slots {
-            self.pin(&mut state, device)?;
+        let shelf = state.shelf(device, self.slot_bytes);
+        while state.shelves[shelf].1.len() < slots && self.may_pin(&state) > 0 {
+            self.pin(&mut state, shelf, device)?;
         }
         Ok(())
     }
 
-    fn pin(&self, state: &mut PoolState, device: &dyn Device) -> Result<(), Error> {
-        let left = self.limits[0] + self.limits[1] - state.slots.len();
+    /// How many more slots may be pinned.
+    fn may_pin(&self, state: &PoolState) -> usize {
+        self.limits[0] + self.limits[1] - state.len()
+    }
+
+    fn pin(&self, state: &mut PoolState, shelf: usize, device: &dyn Device) -> Result<(), Error> {
+        let left = self.may_pin(state);
         let slots = left.min(SLAB_SLOTS);
         if slots == 0 {
             return Ok(());
         }
-        state.slots.add(device.pin(slots * self.slot_bytes)?);
+        let slab = device.pin(slots * self.slot_bytes)?;
+        state.shelves[shelf].1.add(slab);
         Ok(())
     }
 }
@@ -191,6 +224,7 @@ enum Backing {
     Pool {
         pool: Arc<Pool>,
         direction: Direction,
+        shelf: usize,
     },
     /// Of its own, freed with the slot.
     Own { _pinned: Pinned },
@@ -223,10 +257,15 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        if let Backing::Pool { pool, direction } = &self.backing {
+        if let Backing::Pool {
+            pool,
+            direction,
+            shelf,
+        } = &self.backing
+        {
             let mut state = pool.state.lock();
             state.used[*direction as usize] -= 1;
-            state.slots.give(self.address);
+            state.shelves[*shelf].1.give(self.address);
         }
     }
 }
@@ -256,13 +295,39 @@ mod tests {
     fn memory_is_pinned_once_and_within_the_limit() {
         let device = StandIn::new(1);
         let pool = Pool::new(4096, 20 * 4096);
-        assert!(pool.is_empty());
+        assert!(!pool.has_near(&device));
         pool.grow(&device, 100).unwrap();
-        assert_eq!(pool.state.lock().slots.len(), 20);
+        assert!(pool.has_near(&device));
+        assert_eq!(pool.state.lock().len(), 20);
         for _ in 0..100 {
             assert!(pool.take(&device, Direction::Out).unwrap().is_some());
         }
-        assert_eq!(pool.state.lock().slots.slabs.len(), 3);
+        assert_eq!(pool.state.lock().shelves[0].1.slabs.len(), 3);
+    }
+
+    #[test]
+    fn each_device_has_slots_of_its_own_node_while_there_are_some() {
+        let [first, second] = [0, 1].map(|node| StandIn::new(1).at("0000:01:00.0", node));
+        let pool = Pool::new(4096, 6 * SLAB_SLOTS * 4096);
+        pool.grow(&first, SLAB_SLOTS).unwrap();
+        assert!(pool.has_near(&first) && !pool.has_near(&second));
+        let shelf = |slot: &Slot| match slot.backing {
+            Backing::Pool { shelf, .. } => shelf,
+            Backing::Own { .. } => panic!("it is of the pool"),
+        };
+        let take = |device, direction| pool.take(device, direction).unwrap();
+        let near = take(&second, Direction::In).unwrap();
+        assert_eq!(shelf(&near), 1);
+        drop(near);
+        assert_eq!(shelf(&take(&first, Direction::In).unwrap()), 0);
+        // All memory that may be pinned is on the first node, but for one slab.
+        pool.grow(&first, usize::MAX).unwrap();
+        let all: Vec<_> = std::iter::from_fn(|| take(&second, Direction::Out)).collect();
+        let near = all.iter().filter(|slot| shelf(slot) == 1).count();
+        assert_eq!((all.len(), near), (3 * SLAB_SLOTS, SLAB_SLOTS));
+        drop(all);
+        // Each has gone back to where it belongs.
+        assert_eq!(shelf(&take(&first, Direction::Out).unwrap()), 0);
     }
 
     #[test]

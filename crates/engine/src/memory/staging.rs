@@ -11,6 +11,7 @@ use tcpx_cuda::{Batches, Device, StandIn};
 use tcpx_net::Span;
 
 use super::MemoryKind;
+use super::nearness::Nearness;
 use super::slots::{Direction, Pool, Slot};
 use crate::config::{Config, StagingKind};
 use crate::error::Error;
@@ -53,12 +54,14 @@ pub(crate) struct Staging {
     device_bytes: usize,
     /// A batch with a slot of each lane is full: more never come together.
     full_bytes: usize,
+    /// Which interfaces are near a device.
+    pub(crate) nearness: Arc<Nearness>,
     /// Devices whose kernels are loaded.
     prepared: Mutex<Vec<usize>>,
 }
 
 impl Staging {
-    pub(crate) fn new(config: &Config) -> Self {
+    pub(crate) fn new(config: &Config, nearness: Nearness) -> Self {
         let slot_bytes = config.staging_slot_bytes();
         let host = match config.staging() {
             StagingKind::Auto => None,
@@ -70,8 +73,16 @@ impl Staging {
             device_bytes: config.device_bytes(),
             full_bytes: slot_bytes * config.lanes(),
             first_slots: config.staging_slots_per_lane() * config.lanes(),
+            nearness: Arc::new(nearness),
             prepared: Mutex::new(Rank::Staging, Vec::new()),
         }
+    }
+
+    /// Takes host memory for that of this device.
+    #[cfg(test)]
+    pub(crate) fn on(mut self, device: StandIn) -> Self {
+        self.host = Some(Arc::new(device));
+        self
     }
 
     /// The device that memory lies on, if sockets cannot reach it. `claimed` is what the caller takes the memory for;
@@ -147,7 +158,7 @@ impl Staging {
             self.prepare_batches(device);
             prepared.push(device.identity());
         }
-        if self.pool.is_empty() {
+        if !self.pool.has_near(device) {
             self.pool.grow(device, self.first_slots)?;
         }
         Ok(())

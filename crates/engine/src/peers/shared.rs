@@ -127,10 +127,12 @@ impl SessionCore {
         self.closing.load(Ordering::Acquire)
     }
 
-    /// The number of lanes of a connection over these routes: each pair of interfaces has one, unless
-    /// the configuration says how many there are, or a plugin carries the bytes.
+    /// The number of lanes of a connection over these routes: each pair of interfaces has one, and
+    /// the interfaces nearest to a GPU have enough, unless the configuration says how many there are,
+    /// or a plugin carries the bytes.
     pub(crate) fn lanes_over(&self, routes: &Routes) -> usize {
-        self.context().config.lanes_over(routes.pairs())
+        let parts = self.context().staging.nearness.parts();
+        self.context().config.lanes_over(routes.pairs(), parts)
     }
 
     /// The number of lanes that a connection to the peer will have if this session makes it.

@@ -177,9 +177,10 @@ impl TaggedReceive {
                 pieces.push(memory, local, key, address, MemoryKind::Host);
                 pieces
             });
+        let nearness = &context.staging.nearness;
         let limits = Limits {
             chunk_bytes: context.config.chunk_bytes(),
-            lanes: link.lanes(),
+            lanes: nearness.lanes_over(pieces.near(), link.lanes()),
         };
         Plan::new(Op::Read, pieces, limits)
     }

@@ -226,9 +226,10 @@ impl Session {
         let pieces = core.resolve(segments)?;
         let link = peer.shared.link();
         let lanes = link.map_or_else(|| core.lanes_to(&peer.shared), |link| link.lanes());
+        let nearness = &core.context().staging.nearness;
         let limits = Limits {
             chunk_bytes: core.context().config.chunk_bytes(),
-            lanes,
+            lanes: nearness.lanes_over(pieces.near(), lanes),
         };
         let plan = Plan::new(op, pieces, limits);
         Ok(Transfer::one_sided(peer.clone(), Arc::new(plan)))

@@ -1,6 +1,7 @@
 //! One chunk of a run: what a lane moves at once.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use tcpx_cuda::Device;
 use tcpx_net::Span;
@@ -124,5 +125,12 @@ impl lane::Offer for Offered {
 
     fn left(&self) -> usize {
         self.0.left_to_take()
+    }
+
+    fn lanes(&self, all: usize) -> usize {
+        match self.0.lanes.load(Ordering::Relaxed) {
+            0 => all,
+            lanes => lanes,
+        }
     }
 }

@@ -19,7 +19,7 @@ use tcpx_proto::frame::{ENTRY_BYTES, Entry, MAX_CHUNK_BYTES, MAX_TABLE_BYTES, RE
 use tcpx_proto::lane::Op;
 
 use crate::config::staging::CHUNK_FACTOR;
-use crate::memory::{Memory, MemoryKind, Place, is_same_place, push_merged};
+use crate::memory::{InterfaceSet, Memory, MemoryKind, Place, is_same_place, push_merged};
 
 /// Below this a transfer is not spread over more lanes: a second lane costs more than it saves.
 const MIN_SPREAD_BYTES: usize = 128 << 10;
@@ -95,6 +95,13 @@ impl Pieces {
             address,
             group,
         });
+    }
+
+    /// The interfaces that are nearest to any of the memory.
+    pub(crate) fn near(&self) -> InterfaceSet {
+        let near = self.memory.iter().map(|memory| memory.near);
+        near.reduce(InterfaceSet::union)
+            .unwrap_or(InterfaceSet::ALL)
     }
 
     /// One piece of host memory, for tests that never touch it.
@@ -173,12 +180,15 @@ pub(crate) struct Plan {
     spans: Vec<Span>,
     /// The local memory that is used.
     memory: Vec<Arc<Memory>>,
+    /// The interfaces that it uses: those of any of its memory.
+    pub(crate) near: InterfaceSet,
     groups: Vec<Group>,
 }
 
 impl Plan {
     /// Cuts and gathers `pieces` into chunks.
     pub(crate) fn new(op: Op, pieces: Pieces, limits: Limits) -> Self {
+        let near = pieces.near();
         let Pieces {
             list: mut pieces,
             memory,
@@ -205,6 +215,7 @@ impl Plan {
                 tables: Vec::with_capacity(pieces.len() * ENTRY_BYTES),
                 spans: Vec::with_capacity(pieces.len()),
                 memory,
+                near,
                 groups,
             },
         };

@@ -46,6 +46,8 @@ pub(crate) struct Run {
     pub(crate) started: Instant,
     /// The lane of a run of one chunk: whoever polls the run drives that lane.
     pub(crate) lane: AtomicUsize,
+    /// How many lanes take chunks from it, if it has several; 0 while that is not known.
+    pub(crate) lanes: AtomicUsize,
     /// Its notification must not overtake what the lane carries that messages travel on.
     pub(crate) in_order: bool,
     /// The application has its memory back, although the run may not be over.
@@ -76,6 +78,7 @@ impl Run {
             completion: Completion::new(),
             started: Instant::now(),
             lane: AtomicUsize::new(0),
+            lanes: AtomicUsize::new(0),
             in_order: false,
             let_go: AtomicBool::new(false),
             next: AtomicU32::new(0),

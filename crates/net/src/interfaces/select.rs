@@ -232,6 +232,7 @@ pub(super) mod tests {
             numa_node: None,
             pci_address: None,
             driver: None,
+            locations: Vec::new(),
         }
     }
 

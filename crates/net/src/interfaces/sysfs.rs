@@ -1,8 +1,9 @@
 //! What sysfs knows about the hardware behind a link.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::Path;
+
+use crate::topology::{Location, read};
 
 /// The hardware behind one link; a virtual link has none of it.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -12,6 +13,8 @@ pub(super) struct Hardware {
     pub(super) numa_node: Option<u32>,
     pub(super) pci_address: Option<String>,
     pub(super) driver: Option<String>,
+    /// Where the device sits, or the devices below it; empty for a link on its own.
+    pub(super) locations: Vec<Location>,
 }
 
 /// Reads what `root` says about the interface called `name`.
@@ -27,93 +30,39 @@ pub(super) fn hardware(root: &Path, name: &str, index: u32) -> Hardware {
     let speed_mbps = read::<i64>(&link.join("speed"))
         .and_then(|speed| u32::try_from(speed).ok())
         .filter(|&speed| speed > 0 && speed != u32::MAX);
+    let locations = Location::of_link(root, name);
     let Ok(device) = fs::canonicalize(link.join("device")) else {
         return Hardware {
             speed_mbps,
+            numa_node: shared_node(&locations),
+            locations,
             ..Hardware::default()
         };
     };
+    let location = locations.first();
     Hardware {
         has_device: true,
         speed_mbps,
-        // A virtio device knows its driver and its PCI parent knows the node: look upwards.
-        numa_node: upwards(&device, root)
-            .find_map(|path| read::<i32>(&path.join("numa_node")))
-            .and_then(|node| u32::try_from(node).ok()),
-        pci_address: upwards(&device, root).find_map(|path| {
-            path.file_name()?
-                .to_str()
-                .filter(|n| is_pci(n))
-                .map(str::to_owned)
-        }),
+        numa_node: shared_node(&locations),
+        pci_address: location.and_then(|l| l.pci_address()).map(str::to_owned),
         driver: fs::read_link(device.join("driver"))
             .ok()
             .and_then(|target| Some(target.file_name()?.to_str()?.to_owned())),
+        locations,
     }
 }
 
-/// `device` and its parents, as far as `root`.
-fn upwards(device: &Path, root: &Path) -> impl Iterator<Item = PathBuf> {
-    let root = fs::canonicalize(root).unwrap_or_else(|_| root.to_owned());
-    let parents: Vec<PathBuf> = device
-        .ancestors()
-        .take_while(|path| path.starts_with(&root) && *path != root)
-        .map(Path::to_owned)
-        .collect();
-    parents.into_iter()
-}
-
-/// Whether `name` reads domain:bus:device.function, as in `0000:06:00.0`.
-fn is_pci(name: &str) -> bool {
-    let hex = |part: &str, len: usize| {
-        part.len() >= len && part.bytes().all(|byte| byte.is_ascii_hexdigit())
-    };
-    let Some((rest, function)) = name.rsplit_once('.') else {
-        return false;
-    };
-    let parts: Vec<&str> = rest.split(':').collect();
-    matches!(parts[..], [domain, bus, device]
-        if hex(domain, 4) && hex(bus, 2) && hex(device, 2) && hex(function, 1))
-}
-
-/// The one value in a sysfs file; reading may fail with an error of the driver's own.
-fn read<T: FromStr>(path: &Path) -> Option<T> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
+/// The NUMA node of all these devices, if they are on one.
+fn shared_node(locations: &[Location]) -> Option<u32> {
+    let node = locations.first()?.numa_node?;
+    let is_there = |location: &Location| location.numa_node == Some(node);
+    locations.iter().all(is_there).then_some(node)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
-
     use super::*;
-
-    /// A sysfs tree in a temporary folder.
-    struct Tree(tempfile::TempDir);
-
-    impl Tree {
-        fn new() -> Self {
-            Tree(tempfile::tempdir().unwrap())
-        }
-
-        fn root(&self) -> &Path {
-            self.0.path()
-        }
-
-        fn file(self, path: &str, text: &str) -> Self {
-            let path = self.root().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-            self
-        }
-
-        fn link(self, path: &str, to: &str) -> Self {
-            let (path, to) = (self.root().join(path), self.root().join(to));
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::create_dir_all(&to).unwrap();
-            symlink(to, path).unwrap();
-            self
-        }
-    }
+    use crate::topology::tests::Tree;
 
     #[test]
     fn a_card_is_described() {
@@ -134,6 +83,10 @@ mod tests {
                 numa_node: Some(1),
                 pci_address: Some("0000:06:00.0".into()),
                 driver: Some("mlx5_core".into()),
+                locations: vec![Location {
+                    numa_node: Some(1),
+                    pci_path: vec!["pci0000:00".into(), "0000:06:00.0".into()],
+                }],
             }
         );
         // The same name in another namespace is another interface.
@@ -160,6 +113,10 @@ mod tests {
                 has_device: true,
                 pci_address: Some("0000:00:03.0".into()),
                 driver: Some("virtio_net".into()),
+                locations: vec![Location {
+                    numa_node: None,
+                    pci_path: vec!["pci0000:00".into(), "0000:00:03.0".into()],
+                }],
                 ..Hardware::default()
             }
         );
@@ -192,20 +149,5 @@ mod tests {
             hardware(Path::new("/nonexistent"), "eth0", 2),
             Hardware::default()
         );
-    }
-
-    #[test]
-    fn pci_addresses_are_told_from_other_names() {
-        assert!(is_pci("0000:06:00.0") && is_pci("10000:e1:00.1"));
-        for name in [
-            "pci0000:00",
-            "virtio2",
-            "0000:06:00",
-            "0000:06.0",
-            "06:00.0",
-            "",
-        ] {
-            assert!(!is_pci(name), "{name}");
-        }
     }
 }

@@ -1,12 +1,13 @@
 //! The GPUs of this machine, for `tcpx devices`.
 
 use serde::Serialize;
+use tcpx::Config;
 use tcpx::cuda::{self, DeviceInfo};
 use tcpx_bench::units::bytes;
 use tcpx_net::interfaces::Interface;
 
 use crate::error::Failure;
-use crate::gpus::{self, Distance, Location};
+use crate::gpus::{self, Nearest};
 use crate::output::{Output, Tone};
 
 /// The GPUs, or why there are none.
@@ -28,22 +29,19 @@ struct Gpu {
     compute_capability: String,
     /// The newest CUDA that the driver supports.
     cuda_version: String,
+    /// From its PCI root to the GPU.
+    pci_path: Vec<String>,
+    /// The interfaces that its memory uses, where the settings choose some.
     nearest: Option<Nearest>,
 }
 
-#[derive(Debug, Serialize)]
-struct Nearest {
-    interfaces: Vec<String>,
-    distance: Distance,
-}
-
 impl Section {
-    /// The GPUs that this process sees, and which of `interfaces` are near them.
-    pub(super) fn find(interfaces: &[Interface]) -> Section {
+    /// The GPUs that this process sees, and which of `interfaces`, those that carry lanes, their memory
+    /// uses.
+    pub(super) fn find(interfaces: &[Interface], config: Option<&Config>) -> Section {
         match cuda::devices() {
             Ok(devices) => {
-                let interfaces = gpus::of_interfaces(interfaces);
-                let of = |device| Gpu::of(device, &interfaces);
+                let of = |device| Gpu::of(device, interfaces, config);
                 Section {
                     gpus: devices.iter().map(of).collect(),
                     no_gpus: None,
@@ -64,7 +62,7 @@ impl Section {
         }
         let mut table = output.table();
         table.set_header(output.header(&[
-            "GPU", "NAME", "PCI", "NUMA", "MEMORY", "COMPUTE", "CUDA", "NEAREST",
+            "GPU", "NAME", "PCI", "NUMA", "MEMORY", "COMPUTE", "CUDA", "USES",
         ]));
         for gpu in &self.gpus {
             table.add_row(gpu.cells().map(|text| output.cell(Tone::Plain, text)));
@@ -81,19 +79,21 @@ impl Gpu {
         [
             self.ordinal.to_string(),
             self.name.clone(),
-            self.pci_address.clone(),
+            match self.pci_path.is_empty() {
+                true => self.pci_address.clone(),
+                false => super::pci_lines(&self.pci_path),
+            },
             self.numa_node.map_or_else(unknown, |node| node.to_string()),
             bytes(self.memory_bytes),
             self.compute_capability.clone(),
             self.cuda_version.clone(),
-            self.nearest.as_ref().map_or_else(unknown, |near| {
-                format!("{} ({})", near.interfaces.join(", "), near.distance)
-            }),
+            self.nearest.as_ref().map_or_else(unknown, Nearest::lines),
         ]
     }
 
-    fn of(device: &DeviceInfo, interfaces: &[(String, Location)]) -> Gpu {
-        let nearest = gpus::nearest(&gpus::of_gpu(device), interfaces);
+    fn of(device: &DeviceInfo, interfaces: &[Interface], config: Option<&Config>) -> Gpu {
+        let location = gpus::location(device);
+        let nearest = config.and_then(|config| Nearest::choose(&location, interfaces, config));
         let version = |(major, minor): (u32, u32)| format!("{major}.{minor}");
         Gpu {
             ordinal: device.ordinal,
@@ -103,10 +103,8 @@ impl Gpu {
             memory_bytes: device.total_bytes,
             compute_capability: version(device.compute_capability),
             cuda_version: version(device.driver_version),
-            nearest: nearest.map(|(distance, interfaces)| Nearest {
-                interfaces: interfaces.into_iter().map(str::to_owned).collect(),
-                distance,
-            }),
+            pci_path: location.pci_path,
+            nearest,
         }
     }
 }
@@ -114,6 +112,7 @@ impl Gpu {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpus::tests::Tree;
 
     fn gpu(nearest: Option<Nearest>) -> Gpu {
         Gpu {
@@ -124,19 +123,31 @@ mod tests {
             memory_bytes: 141 << 30,
             compute_capability: "9.0".into(),
             cuda_version: "13.0".into(),
+            pci_path: Vec::new(),
             nearest,
         }
     }
 
     #[test]
     fn the_table_and_the_document_say_what_is_near() {
-        let near = gpu(Some(Nearest {
-            interfaces: vec!["eth1".into(), "eth2".into()],
-            distance: Distance::SameSwitch,
-        }));
+        let tree = Tree::new();
+        let (nics, gpus) = tree.a3();
+        let nearest = Nearest::choose(&gpus[0], &nics, &Config::defaults());
+        let near = Gpu {
+            pci_path: gpus[0].pci_path.clone(),
+            ..gpu(nearest)
+        };
         let cells = near.cells();
         assert_eq!(cells[4], "141 GiB");
-        assert_eq!(cells[7], "eth1, eth2 (same PCI switch)");
+        assert_eq!(
+            cells[2],
+            "0000:13:00.0\nin pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:00.0"
+        );
+        assert!(
+            cells[7].starts_with("eth1\nsame PCI switch; "),
+            "{}",
+            cells[7]
+        );
         let section = Section {
             gpus: vec![near],
             no_gpus: None,
@@ -144,7 +155,8 @@ mod tests {
         let document = serde_json::to_value(section).unwrap();
         let nearest = &document["gpus"][0]["nearest"];
         assert_eq!(nearest["distance"], "same_switch");
-        assert_eq!(nearest["interfaces"][1], "eth2");
+        assert_eq!(nearest["interfaces"][0], "eth1");
+        assert_eq!(document["gpus"][0]["pci_path"][0], "pci0000:10");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use tcpx_proto::info::Name as SessionName;
 use crate::config::form::{Bytes, Choice, Form, Microseconds, Name, Number, Text, bytes_text};
 use crate::config::row::{DefaultValue, Row};
 use crate::config::staging::{CHUNK_FACTOR, DEPTH};
-use crate::config::{StagingKind, cores, host_name, slot_bytes};
+use crate::config::{GpuLocality, StagingKind, cores, host_name, slot_bytes};
 
 /// The most lanes to one peer.
 pub(in crate::config) const MAX_LANES: usize = 64;
@@ -45,7 +45,9 @@ pub(in crate::config) static LANES: Row<Number<usize>> = Row {
     help: || {
         "TCP streams to each peer. More lanes use more cores and more NIC queues. Unless this is \
          set, every pair of interfaces that leads to a peer, and every device of a plugin, has a \
-         lane of its own. One more stream to each peer carries messages and small transfers."
+         lane of its own; and where GPUs use some of the interfaces only (gpu_locality), these \
+         have as many lanes together as there would be otherwise. One more stream to each peer \
+         carries messages and small transfers."
             .into()
     },
     form: Number {
@@ -207,6 +209,25 @@ pub(in crate::config) static DEVICE_BYTES: Row<Bytes> = Row {
     why: || "4 batches of 8 MiB each way: one being put together, three on their way".into(),
     get: |v| &v.device_bytes,
     get_mut: |v| &mut v.device_bytes,
+};
+
+pub(in crate::config) static GPU_LOCALITY: Row<Choice<GpuLocality>> = Row {
+    key: "gpu_locality",
+    variables: &["TCPX_GPU_LOCALITY"],
+    help: || {
+        "Whether transfers of a GPU's memory stay near it (auto): they use the interfaces nearest to \
+         the GPU, and workers run on its NUMA node where all GPUs and interfaces in use share one. \
+         With off they use all interfaces, and workers run anywhere. Host memory uses all \
+         interfaces in any case."
+            .into()
+    },
+    form: Choice {
+        words: &[("auto", GpuLocality::Auto), ("off", GpuLocality::Off)],
+    },
+    default: DefaultValue::Fixed(|| GpuLocality::Auto),
+    why: || "bytes that cross the link between CPUs are slower, and slow others down".into(),
+    get: |v| &v.gpu_locality,
+    get_mut: |v| &mut v.gpu_locality,
 };
 
 pub(in crate::config) static QUEUE_BYTES: Row<Bytes> = Row {

@@ -171,11 +171,11 @@ impl ControlLoop {
         // The last lane is the one for small transfers, where there are several.
         let bulk = (lanes.len() - self.express_lanes()).max(1);
         let windows = Windows::new(context, &established, bulk);
-        let lanes = lanes.into_iter().zip(comms);
+        let workers = self.workers_for(&lanes, bulk);
+        let lanes = lanes.into_iter().zip(comms).zip(workers);
         let lanes: Result<Vec<_>, Error> = (0..)
             .zip(lanes)
-            .map(|(lane, (raw, comms))| {
-                let worker = self.worker_for(lane.into(), bulk);
+            .map(|(lane, ((raw, comms), worker))| {
                 let generation = 0;
                 let id = StreamId { lane, generation };
                 Lane::new(id, raw, comms, windows, worker, context)

@@ -106,6 +106,15 @@ impl ControlLoop {
         usize::from(self.net.is_none())
     }
 
+    /// Chooses the workers for the lanes of a connection, the first so many of them for bulk.
+    pub(super) fn workers_for(&self, lanes: &[RawLane], bulk: usize) -> Vec<Arc<dyn Caller>> {
+        let address = |lane: &RawLane| Some(lane.stream.local_addr().ok()?.ip());
+        let addresses: Vec<_> = lanes[..bulk].iter().map(address).collect();
+        let mut workers = self.workers.for_lanes(&addresses);
+        workers.extend((bulk..lanes.len()).map(|lane| self.worker_for(lane, bulk)));
+        workers
+    }
+
     /// Chooses the worker for a lane of a connection with so many lanes for bulk.
     pub(super) fn worker_for(&self, lane: usize, bulk: usize) -> Arc<dyn Caller> {
         if lane < bulk {

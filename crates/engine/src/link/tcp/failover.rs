@@ -19,6 +19,7 @@ use super::receive::Ended;
 use crate::error::{Error, LostCause};
 use crate::link::{Link, Rejoined, Wanted};
 use crate::log::limited;
+use crate::memory::InterfaceSet;
 use crate::transfer::{ChunkRef, Run};
 
 /// Bytes in flight on the lane for small transfers, above which further ones take other lanes.
@@ -189,6 +190,10 @@ impl Connection {
                 continue;
             };
             run.lane.store(lane.index(), Ordering::Relaxed);
+            let near = self.near_lanes(run, &lanes);
+            if run.plan.len() > 1 {
+                run.lanes.store(near.clone().count(), Ordering::Relaxed);
+            }
             // Where it was closed meanwhile it is down, and another one is found, or all has ended.
             if !lane.push_run(run) {
                 if let Some(error) = self.end.get() {
@@ -205,8 +210,7 @@ impl Connection {
             if lane.is_unfinished() {
                 lane.call_worker();
             }
-            let bulk = &lanes[..self.bulk_lanes];
-            let others = bulk.iter().filter(|other| other.index() != lane.index());
+            let others = near.filter(|other| other.index() != lane.index());
             for other in others.take(run.plan.len() - 1) {
                 if other.push_run(run) {
                     other.call_worker();
@@ -227,15 +231,31 @@ impl Connection {
             let carrier = lanes.get(self.messages.carrier());
             return carrier.filter(|lane| !lane.is_down());
         }
-        let (bulk, express) = lanes.split_at(self.bulk_lanes);
-        let express = express.first().filter(|lane| !lane.is_down());
+        let express = lanes.get(self.bulk_lanes).filter(|lane| !lane.is_down());
         let is_free = |lane: &&Arc<Lane>| lane.load.load(Ordering::Relaxed) < EXPRESS_BYTES;
         if run.is_short()
             && let Some(lane) = express.filter(is_free)
         {
             return Some(lane);
         }
-        least_loaded(bulk).or(express)
+        least_loaded(self.near_lanes(run, lanes)).or(express)
+    }
+
+    /// The lanes for bulk that a run uses: those over the interfaces nearest to its memory, or all
+    /// where none of those has a stream.
+    pub(super) fn near_lanes<'a>(
+        &self,
+        run: &Run,
+        lanes: &'a [Arc<Lane>],
+    ) -> impl Iterator<Item = &'a Arc<Lane>> + Clone + use<'a> {
+        let bulk = lanes[..self.bulk_lanes].iter();
+        let near = run.plan.near;
+        let is_usable = |lane: &Arc<Lane>| !lane.is_down() && lane.interface.meets(near);
+        let near = match bulk.clone().any(is_usable) {
+            true => near,
+            false => InterfaceSet::ALL,
+        };
+        bulk.filter(move |lane| lane.interface.meets(near))
     }
 
     /// Keeps a run until there is a lane; false if there is one by now, or the connection has ended and
@@ -331,7 +351,10 @@ impl Connection {
         }
         self.messages.rejoined(&lane, index >= self.bulk_lanes);
         // The lane for small transfers does not join in the others' work.
-        let joins = |run: &&Arc<Run>| index < self.bulk_lanes && !run.follows_messages();
+        let lanes = self.lanes.load();
+        let joins = |run: &&Arc<Run>| {
+            !run.follows_messages() && self.near_lanes(run, &lanes).any(|l| l.index() == index)
+        };
         for run in runs.iter().filter(joins) {
             lane.push_run(run);
         }
@@ -385,9 +408,8 @@ pub(super) fn carrier_of(lanes: &[Arc<Lane>], bulk_lanes: usize) -> Option<&Arc<
 }
 
 /// The lane with the fewest bytes in flight, of those that are there.
-pub(super) fn least_loaded(lanes: &[Arc<Lane>]) -> Option<&Arc<Lane>> {
+fn least_loaded<'a>(lanes: impl Iterator<Item = &'a Arc<Lane>>) -> Option<&'a Arc<Lane>> {
     lanes
-        .iter()
         .filter(|lane| !lane.is_down())
         .min_by_key(|lane| lane.load.load(Ordering::Relaxed))
 }

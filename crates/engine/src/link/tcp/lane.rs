@@ -14,16 +14,16 @@ use tcpx_proto::frame::down::StreamId;
 use tcpx_proto::frame::{Header, Kind, Status};
 use tcpx_proto::lane::{self, ChunkId, Meaning, Violation};
 
-use super::Connection;
 use super::event::Event;
 use super::receive::{Ended, Received, Receiver};
 use super::send::{Answer, Sender, Sent};
+use super::{Connection, Windows};
 use crate::carrier::LetGo;
 use crate::carrier::comm::{Comms, RawLane};
 use crate::error::{Error, LostCause};
 use crate::link::{Caller, Context, Drive, LaneInfo, Rejoined};
 use crate::log::limited;
-use crate::memory::Grant;
+use crate::memory::{Grant, InterfaceSet};
 use crate::sync::{Mutex, Rank};
 use crate::transfer::{ChunkRef, Offered, Run};
 
@@ -56,6 +56,8 @@ pub(crate) struct Lane {
     remote: SocketAddr,
     /// Whether the peer is on this machine.
     is_local: bool,
+    /// The interface that it is on; every one where that is not known.
+    pub(super) interface: InterfaceSet,
     /// The thread that drives this lane when nobody else does, and its name for it.
     pub(super) worker: Arc<dyn Caller>,
     pub(super) token: OnceLock<u64>,
@@ -123,17 +125,6 @@ impl Beside {
     }
 }
 
-/// What a lane is made from: the windows of its connection.
-#[derive(Clone, Copy)]
-pub(crate) struct Windows {
-    /// Chunks that we may have in flight on a lane: the smaller of ours and the peer's.
-    pub(crate) ours: usize,
-    /// Chunks that the peer may have in flight on a lane.
-    pub(crate) peers: usize,
-    /// How many lanes the connection has.
-    pub(crate) lanes: usize,
-}
-
 impl Lane {
     pub(crate) fn new(
         id: StreamId,
@@ -153,14 +144,17 @@ impl Lane {
             limited!(DEBUG, name, %error, "a lane keeps the system's congestion control");
         }
         let pool = &context.staging.pool;
+        let local = stream.local_addr().map_err(broken)?;
+        let nearness = &context.staging.nearness;
         Ok(Self {
             id,
             down: OnceLock::new(),
             apart: AtomicBool::new(false),
             failovers: 0,
-            local: stream.local_addr().map_err(broken)?,
+            local,
             remote: stream.peer_addr().map_err(broken)?,
             is_local,
+            interface: nearness.interface_at(local.ip(), is_local),
             stream,
             worker,
             token: OnceLock::new(),

@@ -33,7 +33,7 @@ use tcpx_proto::info::ConnectionInfo;
 
 use self::drive::{DrivenLane, Pause};
 use self::failover::{Lost, carrier_of};
-pub(crate) use self::lane::{Lane, Windows};
+pub(crate) use self::lane::Lane;
 use self::liveness::Liveness;
 use self::messages::Messages;
 use self::ping::Pings;
@@ -80,6 +80,17 @@ pub(crate) struct Connection {
     pings: Pings,
     pause: Pause,
     liveness: Mutex<Liveness>,
+}
+
+/// What a lane is made from: the windows of its connection.
+#[derive(Clone, Copy)]
+pub(crate) struct Windows {
+    /// Chunks that we may have in flight on a lane: the smaller of ours and the peer's.
+    pub(crate) ours: usize,
+    /// Chunks that the peer may have in flight on a lane.
+    pub(crate) peers: usize,
+    /// How many lanes the connection has.
+    pub(crate) lanes: usize,
 }
 
 impl Windows {

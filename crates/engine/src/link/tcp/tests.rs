@@ -1,5 +1,7 @@
 //! What a connection does in moments that no peer can bring about at will.
 
+mod near;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;

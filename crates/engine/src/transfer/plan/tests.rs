@@ -1,7 +1,11 @@
 //! Every byte is planned once, in chunks that lanes can move.
 
 use super::*;
+use crate::memory::nearness_tests::{GPUS, nics, two_sockets};
+use crate::memory::{Nearness, Registry, Staging};
+use crate::{Buffer, Config};
 use proptest::prelude::*;
+use tcpx_cuda::StandIn;
 use tcpx_proto::frame::{Header, Kind, Table};
 
 /// Spans are only compared and cut here, never read.
@@ -69,6 +73,50 @@ fn a_device_does_not_copy_across_regions_that_touch() {
     };
     assert_eq!(spans(None), 1);
     assert_eq!(spans(Some(Arc::new(tcpx_cuda::StandIn::new(1)))), 2);
+}
+
+#[test]
+fn a_plan_uses_the_interfaces_nearest_to_any_of_its_memory() {
+    let tree = two_sockets();
+    let staging = |gpu: Option<u32>| {
+        let config = Config::defaults();
+        let nearness = Nearness::new(&config, &nics(tree.path()), tree.path());
+        let staging = Staging::new(&config, nearness);
+        match gpu {
+            Some(gpu) => staging.on(StandIn::new(1).at(GPUS[gpu as usize], gpu)),
+            None => staging,
+        }
+    };
+    let registry = Registry::new([7; 32]);
+    let buffers = [0; 3].map(|_| Buffer::new(100));
+    let memory = [Some(0), Some(1), None].map(|gpu: Option<u32>| {
+        let span = buffers[gpu.map_or(2, |gpu| gpu as usize)].span();
+        registry
+            .add(&staging(gpu), span, MemoryKind::Host, None)
+            .unwrap()
+    });
+    let near = |used: &[usize]| {
+        let mut pieces = Pieces::default();
+        for &index in used {
+            let memory = memory[index].memory();
+            let (number, _) = pieces.add_memory(memory);
+            pieces.push(number, memory.span, key(1), 0, MemoryKind::Host);
+        }
+        let limits = Limits {
+            chunk_bytes: 1 << 20,
+            lanes: 1,
+        };
+        Plan::new(Op::Write, pieces, limits).near
+    };
+    let [first, second] = [0, 1].map(InterfaceSet::one);
+    assert_eq!((near(&[0]), near(&[1])), (first, second));
+    assert_eq!(near(&[1, 0]), first.union(second));
+    assert_eq!(near(&[0, 2]), InterfaceSet::ALL);
+    assert_eq!(near(&[2]), InterfaceSet::ALL);
+    assert_eq!(near(&[]), InterfaceSet::ALL);
+    // A part of it, for a tagged message, is where the whole is.
+    let alias = registry.add_alias(memory[1].memory(), memory[1].memory().span);
+    assert_eq!(alias.near, second);
 }
 
 /// Every byte of a plan as (local, region, remote), in order.
@@ -171,6 +219,7 @@ fn plan_parts(plan: &Plan) -> Plan {
         tables: plan.tables.clone(),
         spans: plan.spans.clone(),
         memory: Vec::new(),
+        near: plan.near,
         groups: groups(3),
     }
 }

@@ -7,7 +7,7 @@
 //! - [`Queue`]: copies in order, without waiting: many small ranges cost one kernel launch.
 //! - [`Pinned`]: host memory that the device reads and writes by itself, on its own NUMA node.
 //! - [`Batches`]: scattered copies of many callers, moved by few launches.
-//! - [`DeviceBuffer`]: device memory for benchmarks and tests.
+//! - [`DeviceBuffer`]: device memory for benchmarks and tests. [`Load`]: the work of a model, for benchmarks.
 //!
 //! Inside: `sys` is the driver's interface, `context` owns one CUDA context and what was made in it,
 //! `side`, `table` and `pair` (pure) lay lists out as work for the kernel in `kernels/copy.cu`, `ring` (pure) finds room
@@ -23,6 +23,7 @@ mod completion;
 mod context;
 mod error;
 mod info;
+mod load;
 mod locate;
 mod memory;
 mod pair;
@@ -41,6 +42,7 @@ pub use batch::{BatchTicket, Batches, Move, Wish};
 pub use buffer::DeviceBuffer;
 pub use error::Error;
 pub use info::{DeviceInfo, devices, free_bytes};
+pub use load::{Load, Work};
 pub use locate::{current, device, locate};
 pub use memory::DeviceMemory;
 pub use pinned::Pinned;

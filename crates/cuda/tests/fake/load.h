@@ -31,7 +31,7 @@ static void run_load(void (*kernel)(A...), unsigned across, unsigned down, unsig
   blockDim.x = block;
   for (blockIdx.y = 0; blockIdx.y < down; blockIdx.y++)
     for (blockIdx.x = 0; blockIdx.x < across; blockIdx.x++) {
-      fibers = std::vector<fiber>(block);
+      if (fibers.size() != block) fibers = std::vector<fiber>(block);
       std::vector<bool> is_over(block);
       unsigned left = block;
       body = [&] {

@@ -82,10 +82,14 @@ static void multiply(sum &to, const factor &left, const factor &right) {
     for (int k = 0; k < 16; k++)
       for (int j = 0; j < 16; j++) to.at[i][j] += left.at[i][k] * right.at[k][j];
 }
+// What is wrong with every sum: a test of those who check them says how much.
+#ifndef SUM_ERROR
+#define SUM_ERROR 0
+#endif
 static void store_sum(float *to, const sum &from, u32 row) {
   if (threadIdx.x % 32) return;
   for (int i = 0; i < 16; i++)
-    for (int j = 0; j < 16; j++) to[i * row + j] = from.at[i][j];
+    for (int j = 0; j < 16; j++) to[i * row + j] = from.at[i][j] + SUM_ERROR;
 }
 
 #define __align__(bytes) __attribute__((aligned(bytes)))

@@ -11,7 +11,7 @@
 //!
 //! Inside: `sys` is the driver's interface, `context` owns one CUDA context and what was made in it,
 //! `side`, `table` and `pair` (pure) lay lists out as work for the kernel in `kernels/copy.cu`, `ring` (pure) finds room
-//! for it, `queue` starts it, `completion` tells when it is done. A queue, pinned memory and a buffer each
+//! for it, `queue` starts it, `completion` tells when it is done; `load` has kernels of its own in `kernels/load.cu`. A queue, pinned memory and a buffer each
 //! hold their context by an `Arc`: dropping in any order is safe.
 //!
 //! Every entry leaves the calling thread's current CUDA context as it found it, uses streams of its own

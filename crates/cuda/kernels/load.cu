@@ -1,5 +1,5 @@
-// The work of a model, for measurements of what transfers cost it. Built by build.py; the result, load.ptx, is part of
-// the source. src/load.rs launches these kernels and knows their sizes.
+// The work of a model, for measurements of what transfers cost it. Built by build.py; the result,
+// load.ptx, is part of the source. src/load.rs launches these kernels and knows their sizes.
 
 // A block multiplies for a tile of this side, in steps of STEP along the inner dimension.
 #define TILE 128
@@ -8,7 +8,8 @@
 #define WARP 32
 // Side of the matrices that one instruction of a tensor core multiplies.
 #define CORE 16
-// Halves between the rows of both tiles in shared memory: rows that lie one after the other use different banks.
+// Halves between the rows of both tiles in shared memory: rows that lie one after the other use
+// different banks.
 #define A_ROW (STEP + 8)
 #define B_ROW (TILE + 8)
 // Matrices of a warp, which has 64 rows and 32 columns of the tile.
@@ -75,8 +76,8 @@ __device__ __forceinline__ part part_of(u32 which, u32 columns) {
   return {index / in_row, index % in_row * 8};
 }
 
-// c = a * b, halves to floats, all of `side` rows and columns, row after row. `side` is a multiple of TILE. A block for
-// each tile of c: bound by the tensor cores.
+// c = a * b, halves to floats, all of `side` rows and columns, row after row. `side` is a multiple
+// of TILE. A block for each tile of c: bound by the tensor cores.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     tcpx_load_matmul(const u16 *a, const u16 *b, float *c, u32 side) {
   __shared__ __align__(32) u16 left[2][TILE * A_ROW];
@@ -126,7 +127,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       store_sum(c + (first_row + warp_row + i * CORE) * side + first_column + warp_column + j * CORE, sums[i][j], side);
 }
 
-// y = w * x: a block for each row of w, whose `columns` are a multiple of 4. Bound by memory and by the launch.
+// y = w * x: a block for each row of w, whose `columns` are a multiple of 4. Bound by memory and by
+// the launch.
 extern "C" __global__ void __launch_bounds__(THREADS) tcpx_load_decode(const float *w, const float *x, float *y, u32 columns) {
   __shared__ float sums[THREADS];
   const float4 *row = (const float4 *)(w + (u64)blockIdx.x * columns);

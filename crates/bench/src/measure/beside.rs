@@ -1,9 +1,9 @@
 //! What a model keeps of its speed while its memory is moved.
 //!
-//! A model that computes and a transfer of its memory share a GPU: its memory, its copy engines and,
-//! for scattered blocks, its processors. Here the built-in loads take the place of the model, since
-//! only their speed matters. Each runs alone and beside a transfer that is posted again and again, in
-//! turns, so that a clock that falls with the heat slows both.
+//! A model that computes and a transfer of its memory share a GPU: its memory, its copy engines
+//! and, for scattered blocks, its processors. Here the built-in loads take the place of the model,
+//! since only their speed matters. Each runs alone and beside a transfer that is posted again and
+//! again, in turns, so that a clock that falls with the heat slows both.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -112,7 +112,8 @@ pub struct BesideResult {
 pub struct Pace {
     /// Iterations per second: the median of the rounds.
     pub per_s: f64,
-    /// The 99th percentile of the time of a few iterations as a multiple of its median: 1 is steady.
+    /// The 99th percentile of the time of a few iterations as a multiple of its median: 1 is
+    /// steady.
     pub tail: f64,
     /// Iterations per second of every round, in order.
     pub rounds: Vec<f64>,

@@ -1,5 +1,5 @@
-//! `tcpx bench --beside-compute`, with a CUDA driver made of ordinary memory: loads and transfers are
-//! real, their speeds mean nothing.
+//! `tcpx bench --beside-compute`, with a CUDA driver made of ordinary memory: loads and transfers
+//! are real, their speeds mean nothing.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};

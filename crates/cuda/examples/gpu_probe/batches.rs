@@ -5,7 +5,8 @@ use tcpx_cuda::{Batches, Device, DeviceBuffer, Move, Pinned, Range, Wish, device
 use crate::Outcome;
 use crate::bytes::{Random, expect_equal};
 
-/// Memory of each thread, and bytes of all batches: less than the copies of all threads need at once.
+/// Memory of each thread, and bytes of all batches: less than the copies of all threads need at
+/// once.
 const LEN: usize = 4 << 20;
 const BATCH_BYTES: usize = 8 << 20;
 const THREADS: u64 = 4;
@@ -117,7 +118,8 @@ impl Mover {
     fn complete(&mut self, batches: &Batches, direction: Move, blocks: &[Range]) -> Outcome {
         let mut turns = 0;
         let ticket = loop {
-            // SAFETY: buffer and host memory live on, and nobody else uses them, until the copy is over.
+            // SAFETY: buffer and host memory live on, and nobody else uses them, until the copy is
+            // over.
             match unsafe { batches.add(direction, blocks, self.host.address()) } {
                 Some(ticket) => break ticket,
                 None if turns > 100_000 => return Err("no batch takes the blocks".into()),

@@ -4,7 +4,8 @@ use tcpx_cuda::{Load, Work};
 
 use crate::Outcome;
 
-/// Sizes that are no multiples of what the kernels work in, and so small that a CPU computes them too.
+/// Sizes that are no multiples of what the kernels work in, and so small that a CPU computes them
+/// too.
 const WORKS: [Work; 4] = [
     Work::Matmul { side: 200 },
     Work::Matmul { side: 384 },

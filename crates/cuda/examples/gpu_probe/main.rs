@@ -1,9 +1,10 @@
 //! Checks and measures this crate on a machine with a GPU:
 //! gpu_probe [--device N] [--check-only | --batches | --leak N | --failure]
 //!
-//! Ends with a status other than zero if any byte is wrong. `--check-only` leaves the measurements out, for
-//! compute-sanitizer, `--batches` checks batches of scattered blocks alone. `--leak N` makes and drops everything N times and compares the memory in use.
-//! `--failure` checks what is left after a copy that the device refuses.
+//! Ends with a status other than zero if any byte is wrong. `--check-only` leaves the measurements
+//! out, for compute-sanitizer, `--batches` checks batches of scattered blocks alone. `--leak N`
+//! makes and drops everything N times and compares the memory in use. `--failure` checks what is
+//! left after a copy that the device refuses.
 
 mod batches;
 mod bytes;

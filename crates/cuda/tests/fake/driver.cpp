@@ -415,7 +415,8 @@ API cuLaunchKernel(u64 function, unsigned across, unsigned down, unsigned, unsig
   });
 }
 
-// A graph is the list of its work, and what was instantiated of it another reference to the same list.
+// A graph is the list of its work, and what was instantiated of it another reference to the same
+// list.
 typedef std::shared_ptr<std::vector<std::function<int()>>> graph;
 
 API cuStreamBeginCapture_v2(stream *on, int) {

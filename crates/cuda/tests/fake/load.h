@@ -1,4 +1,5 @@
-// Lets a C++ compiler take kernels/load.cu: the threads of a block take turns at each __syncthreads.
+// Lets a C++ compiler take kernels/load.cu: the threads of a block take turns at each
+// __syncthreads.
 #pragma once
 
 #include <ucontext.h>
@@ -25,7 +26,8 @@ static std::function<void()> body;
 static void pause_fiber() { swapcontext(&fibers[threadIdx.x].at, &scheduler); }
 static void run_body() { body(); }
 
-// Each turn takes every thread to its next barrier. All threads of these kernels meet at the same barriers.
+// Each turn takes every thread to its next barrier. All threads of these kernels meet at the same
+// barriers.
 template <typename... A, typename... B>
 static void run_load(void (*kernel)(A...), unsigned across, unsigned down, unsigned block, B... arguments) {
   blockDim.x = block;

@@ -25,7 +25,8 @@ pub(super) const SOAK_SAMPLE: Duration = Duration::from_secs(5);
 const QUICK_CASES: [&str; 4] = ["lat4k", "one64m", "kv16k", "kv4k"];
 const QUICK_TIME: Duration = Duration::from_secs(1);
 
-/// `--beside-compute`: bytes of a transfer, its blocks, and the time for each load with each of them.
+/// `--beside-compute`: bytes of a transfer, its blocks, and the time for each load with each of
+/// them.
 const BESIDE_BYTES: u64 = 256 << 20;
 const BESIDE_BLOCKS: [u64; 3] = [0, 16 << 10, 4 << 10];
 const BESIDE_TIME: Duration = Duration::from_secs(2);
@@ -115,10 +116,10 @@ pub(super) struct Measurement {
     ///
     /// Built-in loads take the model's place: a large matmul (as prefill), a copy of 1 GiB within
     /// the GPU, and a CUDA graph of 64 short kernels (as decoding). Each runs alone and beside the
-    /// transfer, in turns. Unless sizes or cases are chosen, the transfers are 256 MiB in one block,
-    /// in 16 KiB blocks and in 4 KiB blocks, from or to host memory of the other side. Needs an NVIDIA
-    /// GPU with 3 GiB of free memory. --duration is the time for each load with each transfer,
-    /// --quick makes it half a second.
+    /// transfer, in turns. Unless sizes or cases are chosen, the transfers are 256 MiB in one
+    /// block, in 16 KiB blocks and in 4 KiB blocks, from or to host memory of the other side. Needs
+    /// an NVIDIA GPU with 3 GiB of free memory. --duration is the time for each load with each
+    /// transfer, --quick makes it half a second.
     #[arg(long, conflicts_with_all = ["sweep", "iterations", "warmup", "full", "soak"])]
     beside_compute: bool,
 

@@ -74,9 +74,9 @@ fn header(out: &mut String, report: &Report) {
         put!(
             out,
             "<p>The <b>floor</b> is a raw <code>readv</code>/<code>writev</code> loop over the same \
-         blocks and as many streams as the engine has lanes. Rounds of the engine and of the floor \
-         take turns; a number is the median of its rounds. Every byte was checked before and after \
-         unless a case says otherwise.</p>"
+             blocks and as many streams as the engine has lanes. Rounds of the engine and of the floor \
+             take turns; a number is the median of its rounds. Every byte was checked before and after \
+             unless a case says otherwise.</p>"
         );
     }
     if !report.memory.are_host() {

@@ -1,5 +1,7 @@
 //! That scattered blocks moved in batches, by several threads at once, land where they should.
 
+use std::time::{Duration, Instant};
+
 use tcpx_cuda::{Batches, Device, DeviceBuffer, Move, Pinned, Range, Wish, device, give_way};
 
 use crate::Outcome;
@@ -12,6 +14,8 @@ const BATCH_BYTES: usize = 8 << 20;
 const THREADS: u64 = 4;
 const ROUNDS: usize = 12;
 const POISON: u8 = 0xa5;
+/// Batches that have failed take no blocks and do not say so.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) fn run(ordinal: u32) -> Outcome {
     let device = device(ordinal)?;
@@ -116,13 +120,15 @@ impl Mover {
 
     /// Moves blocks, by a batch that other threads may share.
     fn complete(&mut self, batches: &Batches, direction: Move, blocks: &[Range]) -> Outcome {
-        let mut turns = 0;
+        let (mut turns, begun) = (0, Instant::now());
         let ticket = loop {
             // SAFETY: buffer and host memory live on, and nobody else uses them, until the copy is
             // over.
             match unsafe { batches.add(direction, blocks, self.host.address()) } {
                 Some(ticket) => break ticket,
-                None if turns > 100_000 => return Err("no batch takes the blocks".into()),
+                None if begun.elapsed() > PATIENCE => {
+                    return Err("no batch takes the blocks".into());
+                }
                 None => give_way(&mut turns),
             }
         };

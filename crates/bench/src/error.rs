@@ -62,6 +62,12 @@ pub enum Error {
         /// The first wrong byte.
         mismatch: Mismatch,
     },
+    /// A load computes something else than it should: nothing can be measured beside it.
+    #[error("the built-in load {load} computes wrong values on this GPU: nothing was measured")]
+    Load {
+        /// Which.
+        load: crate::measure::beside::LoadKind,
+    },
     /// A report could not be drawn.
     #[error("cannot draw the report: {0}")]
     Report(String),

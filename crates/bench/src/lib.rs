@@ -15,6 +15,7 @@
 //! | [`place`], [`memory`] | where the bytes lie: in the host or on a GPU |
 //! | [`peer`] | the second process: spawned here, or a server elsewhere |
 //! | [`measure`] | [`Bench`](measure::Bench): rounds, warm-up, verification, one result a case |
+//! | [`measure::beside`] | what a model that computes meanwhile keeps of its speed |
 //! | [`prepare`](mod@prepare) | what preparing and posting many segments cost |
 //! | [`stats`] | medians, percentiles, ratios; pure |
 //! | [`suite`] | the named cases, and cases from options; pure |

@@ -11,6 +11,7 @@
 //! cancels what the first of a pair has from coming first. Before a verified run both buffers are
 //! poisoned with different patterns, so that a transfer that does nothing cannot pass.
 
+pub mod beside;
 mod rounds;
 mod stage;
 
@@ -29,6 +30,7 @@ use crate::stats::Measured;
 use crate::suite::{Case, Group};
 use crate::workload::Shape;
 
+use beside::{BesideResult, LoadKind};
 use stage::Stage;
 pub(crate) use stage::{complete, prepare};
 
@@ -51,6 +53,11 @@ pub trait Progress {
     fn finished(&mut self, result: &CaseResult) {
         let _ = result;
     }
+
+    /// The case is done beside a load.
+    fn finished_beside(&mut self, result: &BesideResult) {
+        let _ = result;
+    }
 }
 
 impl Progress for () {}
@@ -71,6 +78,13 @@ pub enum Step {
         engine: f64,
         /// GB/s of the floor in the latest round.
         floor: Option<f64>,
+    },
+    /// A load runs, alone and beside the transfer.
+    Computing {
+        /// Which.
+        load: LoadKind,
+        /// From 0 to 1.
+        done: f64,
     },
 }
 

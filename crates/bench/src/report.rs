@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::machine::Machine;
+use crate::measure::beside::BesideResult;
 use crate::measure::{Bench, CaseResult};
 use crate::place::Places;
 use crate::prepare::PrepareResult;
@@ -45,6 +46,9 @@ pub struct Report {
     pub memory: Places,
     /// The cases, in the order in which they were measured.
     pub cases: Vec<CaseResult>,
+    /// What loads kept of their speed beside transfers.
+    #[serde(default)]
+    pub beside: Vec<BesideResult>,
     /// What preparing costs.
     #[serde(default)]
     pub prepare: Vec<PrepareResult>,
@@ -97,6 +101,7 @@ impl Report {
             lanes: bench.lanes(),
             memory: bench.places(),
             cases: Vec::new(),
+            beside: Vec::new(),
             prepare: Vec::new(),
             idle: None,
             idle_peers: None,
@@ -140,9 +145,10 @@ pub(crate) mod tests {
     use super::*;
     use crate::floor::Waiting;
     use crate::measure::FloorResult;
+    use crate::measure::beside::{LoadKind, Pace};
     use crate::stats::{Measured, Round};
     use crate::suite::{Group, Options, cases};
-    use crate::workload::Op;
+    use crate::workload::{Op, Shape};
 
     /// A report that looks like one of a real run.
     pub(crate) fn sample() -> Report {
@@ -207,6 +213,7 @@ pub(crate) mod tests {
             lanes: 2,
             memory: Places::default(),
             cases: results.collect(),
+            beside: Vec::new(),
             prepare: vec![PrepareResult {
                 segments: 10_000,
                 segment_bytes: 1024,
@@ -227,6 +234,78 @@ pub(crate) mod tests {
             }),
             soak: None,
         }
+    }
+
+    /// Every load beside both operations, in three block sizes.
+    pub(crate) fn sample_beside() -> Vec<BesideResult> {
+        let shapes = [0, 16 << 10, 4 << 10].into_iter().flat_map(|block| {
+            [Op::Write, Op::Read].map(|op| Shape::new(op, 64 << 20, block, true).unwrap())
+        });
+        let mut results = Vec::new();
+        for (n, shape) in shapes.enumerate() {
+            for (m, load) in LoadKind::ALL.into_iter().enumerate() {
+                let keeps = 1.0 - 0.02 * n as f64 - 0.05 * m as f64;
+                let pace = |per_s: f64| Pace {
+                    per_s,
+                    tail: 1.25,
+                    rounds: vec![per_s; 3],
+                };
+                results.push(BesideResult {
+                    load,
+                    name: "64M".into(),
+                    shape,
+                    gb_per_s: 20.0 - n as f64,
+                    keeps,
+                    keeps_range: (keeps - 0.01, keeps + 0.01),
+                    alone: pace(400.0),
+                    beside: pace(400.0 * keeps),
+                    verified: true,
+                });
+            }
+        }
+        results
+    }
+
+    #[test]
+    fn loads_beside_transfers_have_a_plot_with_a_mark_for_each() {
+        let mut report = sample();
+        report.cases.clear();
+        let without = report.to_html().unwrap();
+        assert!(!without.contains("<svg") && !without.contains("that computes"));
+        report.beside = sample_beside();
+        let page = report.to_html().unwrap();
+        assert_eq!(page.matches("<svg").count(), 1);
+        let svg = &page[page.find("<svg").unwrap()..];
+        // A third of the marks are circles (one block), the others paths: half of all are filled.
+        assert_eq!(page.matches("<circle").count(), 6);
+        assert_eq!(page.matches("<polygon").count(), 6);
+        for (load, colour) in [
+            ("matmul", "#1F6FEB"),
+            ("copy", "#8A939F"),
+            ("decode", "#E07B22"),
+        ] {
+            assert!(
+                page.contains(&format!("</span>{load} ")),
+                "no key for {load}"
+            );
+            let filled = format!("fill=\"{colour}\"");
+            assert_eq!(svg.matches(&filled).count(), 3, "marks of {load}");
+        }
+        for legend in [
+            "● one block",
+            "■ blocks of 16 KiB",
+            "▲ blocks of 4 KiB",
+            "hollow: READ",
+        ] {
+            assert!(page.contains(legend), "no {legend}");
+        }
+        assert!(page.contains("transfer, GB/s") && page.contains("what the load keeps"));
+        assert!(page.contains("<b>0.930</b>"), "no numbers");
+        assert!(
+            !page.contains("The <b>floor</b>"),
+            "nothing has a floor here"
+        );
+        assert_eq!(Report::from_json(&report.to_json()).unwrap(), report);
     }
 
     #[test]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compiles copy.cu to PTX with NVRTC: build.py OUTPUT
+"""Compiles each .cu here to PTX with NVRTC: build.py FOLDER
 
 Needs the PyPI package nvidia-cuda-nvrtc-cu11, no toolkit and no GPU. scripts/test-kernels runs it.
 """
@@ -52,8 +52,8 @@ def compile_ptx(source: pathlib.Path) -> bytes:
 def main() -> None:
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    source = pathlib.Path(__file__).resolve().with_name("copy.cu")
-    pathlib.Path(sys.argv[1]).write_bytes(compile_ptx(source))
+    for source in pathlib.Path(__file__).resolve().parent.glob("*.cu"):
+        (pathlib.Path(sys.argv[1]) / source.name).with_suffix(".ptx").write_bytes(compile_ptx(source))
 
 
 if __name__ == "__main__":

@@ -7,12 +7,14 @@
 //! - [`Queue`]: copies in order, without waiting: many small ranges cost one kernel launch.
 //! - [`Pinned`]: host memory that the device reads and writes by itself, on its own NUMA node.
 //! - [`Batches`]: scattered copies of many callers, moved by few launches.
-//! - [`DeviceBuffer`]: device memory for benchmarks and tests.
+//! - [`DeviceBuffer`]: device memory for benchmarks and tests. [`Load`]: the work of a model, for
+//!   benchmarks.
 //!
-//! Inside: `sys` is the driver's interface, `context` owns one CUDA context and what was made in it,
-//! `side`, `table` and `pair` (pure) lay lists out as work for the kernel in `kernels/copy.cu`, `ring` (pure) finds room
-//! for it, `queue` starts it, `completion` tells when it is done. A queue, pinned memory and a buffer each
-//! hold their context by an `Arc`: dropping in any order is safe.
+//! Inside: `sys` is the driver's interface, `context` owns one CUDA context and what was made in
+//! it, `side`, `table` and `pair` (pure) lay lists out as work for the kernel in `kernels/copy.cu`,
+//! `ring` (pure) finds room for it, `queue` starts it, `completion` tells when it is done; `load`
+//! has kernels of its own in `kernels/load.cu`. A queue, pinned memory and a buffer each hold their
+//! context by an `Arc`: dropping in any order is safe.
 //!
 //! Every entry leaves the calling thread's current CUDA context as it found it, uses streams of its own
 //! that do not wait for the default stream, and never synchronises a device.
@@ -23,6 +25,7 @@ mod completion;
 mod context;
 mod error;
 mod info;
+mod load;
 mod locate;
 mod memory;
 mod pair;
@@ -41,6 +44,7 @@ pub use batch::{BatchTicket, Batches, Move, Wish};
 pub use buffer::DeviceBuffer;
 pub use error::Error;
 pub use info::{DeviceInfo, devices, free_bytes};
+pub use load::{Load, Work};
 pub use locate::{current, device, locate};
 pub use memory::DeviceMemory;
 pub use pinned::Pinned;

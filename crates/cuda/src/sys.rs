@@ -4,7 +4,7 @@
 //! function is missing, and cannot ask whether the library *is already loaded*, which [`crate::locate`]
 //! needs.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -20,6 +20,8 @@ pub(crate) type Stream = *mut c_void;
 pub(crate) type Event = *mut c_void;
 pub(crate) type Module = *mut c_void;
 pub(crate) type Function = *mut c_void;
+pub(crate) type Graph = *mut c_void;
+pub(crate) type GraphExec = *mut c_void;
 
 /// `CUresult`: zero is success.
 pub(crate) type Code = c_int;
@@ -142,6 +144,14 @@ api! {
     launch_kernel = "cuLaunchKernel"(
         Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream, *mut *mut c_void, *mut *mut c_void
     );
+
+    stream_synchronize = "cuStreamSynchronize"(Stream);
+    stream_begin_capture = "cuStreamBeginCapture_v2"(Stream, c_int);
+    stream_end_capture = "cuStreamEndCapture"(Stream, *mut Graph);
+    graph_instantiate = "cuGraphInstantiateWithFlags"(*mut GraphExec, Graph, c_ulonglong);
+    graph_launch = "cuGraphLaunch"(GraphExec, Stream);
+    graph_exec_destroy = "cuGraphExecDestroy"(GraphExec);
+    graph_destroy = "cuGraphDestroy"(Graph);
 }
 
 impl Api {

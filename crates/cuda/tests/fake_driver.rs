@@ -69,12 +69,25 @@ fn example() -> PathBuf {
 #[test]
 fn every_check_of_the_probe_succeeds() {
     let printed = probe(&["--check-only"]);
-    assert!(printed.contains("8 threads at once are right"), "{printed}");
+    for check in [
+        "8 threads at once",
+        "batches of 4 threads",
+        "the kernels of the load",
+    ] {
+        assert!(printed.contains(&format!("{check} are right")), "{printed}");
+    }
 }
 
 #[test]
 fn the_second_device_is_told_from_the_first() {
     probe(&["--check-only", "--device", "1"]);
+}
+
+#[test]
+fn batches_are_checked_alone() {
+    let printed = probe(&["--batches"]);
+    assert!(printed.contains("batches of 4 threads"), "{printed}");
+    assert!(!printed.contains("the load"), "{printed}");
 }
 
 #[test]

@@ -198,6 +198,11 @@ impl<'b> Stage<'b> {
         })
     }
 
+    /// The engine's transfer, which is not in flight.
+    pub(super) fn transfer(&self) -> &Transfer {
+        &self.transfer
+    }
+
     /// Whether the floor goes over a plugin.
     pub(super) fn is_plugged(&self) -> bool {
         self.streams.is_some_and(Streams::is_plugged)

@@ -8,6 +8,7 @@ use crate::error::Error;
 use crate::floor::Waiting;
 use crate::machine::Machine;
 use crate::measure::CaseResult;
+use crate::measure::beside::{BesideResult, LoadKind};
 use crate::place::Places;
 use crate::suite::Group;
 use crate::units;
@@ -23,6 +24,7 @@ pub(super) fn page(report: &Report) -> Result<String, Error> {
     highlights(&mut body, &report.cases);
     size_plots(&mut body, &report.cases)?;
     ratio_plot(&mut body, &report.cases)?;
+    beside(&mut body, &report.beside)?;
     let (swept, others): (Vec<_>, Vec<_>) = report
         .cases
         .iter()
@@ -67,20 +69,27 @@ fn header(out: &mut String, report: &Report) {
         escape(&report.version),
         escape(&report.date)
     );
-    put!(
-        out,
-        "<p>The <b>floor</b> is a raw <code>readv</code>/<code>writev</code> loop over the same \
-         blocks and as many streams as the engine has lanes. Rounds of the engine and of the floor \
-         take turns; a number is the median of its rounds. Every byte was checked before and after \
-         unless a case says otherwise.</p>"
-    );
+    let has_floor = !report.cases.is_empty();
+    if has_floor {
+        put!(
+            out,
+            "<p>The <b>floor</b> is a raw <code>readv</code>/<code>writev</code> loop over the same \
+             blocks and as many streams as the engine has lanes. Rounds of the engine and of the floor \
+             take turns; a number is the median of its rounds. Every byte was checked before and after \
+             unless a case says otherwise.</p>"
+        );
+    }
     if !report.memory.are_host() {
         put!(
             out,
-            "<p>The measuring side's memory is <b>{}</b>, the other's <b>{}</b>. Raw sockets do not \
-             reach memory of a GPU: the floor moves host memory.</p>",
+            "<p>The measuring side's memory is <b>{}</b>, the other's <b>{}</b>.{}</p>",
             report.memory.initiator,
-            report.memory.target
+            report.memory.target,
+            if has_floor {
+                " Raw sockets do not reach memory of a GPU: the floor moves host memory."
+            } else {
+                ""
+            }
         );
     }
     put!(out, "</header>");
@@ -177,6 +186,72 @@ fn ratio_plot(out: &mut String, cases: &[CaseResult]) -> Result<(), Error> {
     if !figures.is_empty() {
         put!(out, "<section>\n{figures}</section>");
     }
+    Ok(())
+}
+
+/// What loads keep beside transfers: a plot and its numbers.
+fn beside(out: &mut String, results: &[BesideResult]) -> Result<(), Error> {
+    if results.is_empty() {
+        return Ok(());
+    }
+    let mut legend: Vec<(&str, String)> = LoadKind::ALL
+        .into_iter()
+        .filter(|load| results.iter().any(|result| result.load == *load))
+        .map(|load| (plots::load_class(load), load.to_string()))
+        .collect();
+    let is_whole = |block| results.iter().any(|r| r.shape.total_bytes() == block);
+    legend.extend(
+        plots::block_marks(results)
+            .into_iter()
+            .map(|(block, mark)| {
+                let blocks = match is_whole(block) {
+                    true => "one block".to_owned(),
+                    false => format!("blocks of {}", units::bytes(block)),
+                };
+                ("", format!("{} {blocks}", mark.glyph()))
+            }),
+    );
+    legend.push(("", "filled: WRITE, hollow: READ".to_owned()));
+    let legend: Vec<(&str, &str)> = legend.iter().map(|(c, name)| (*c, name.as_str())).collect();
+    put!(
+        out,
+        "<section>\n<h2>Beside a model that computes</h2>\n<p>A built-in load runs on the GPU alone \
+         and beside a transfer that is posted again and again, in turns. What it <b>keeps</b> is its \
+         speed beside the transfer as a part of its speed alone.</p>"
+    );
+    figure(
+        out,
+        plots::beside(results)?,
+        "What the model keeps by the speed of the transfer",
+        &legend,
+    );
+    put!(
+        out,
+        "<div class=\"scroll\">\n<table>\n<thead><tr><th>load</th><th>transfer</th>\
+         <th class=\"n\">GB/s</th><th class=\"n\">keeps</th><th class=\"n\">range</th>\
+         <th class=\"n\">alone /s</th><th class=\"n\">beside /s</th>\
+         <th class=\"n\">p99/p50 alone</th><th class=\"n\">beside</th><th>checked</th></tr></thead>\n<tbody>"
+    );
+    for result in results {
+        put!(
+            out,
+            "<tr><td><b>{}</b></td><td>{}</td><td class=\"n\">{:.2}</td><td class=\"n\"><b>{:.3}</b></td>\
+             <td class=\"n\">{:.3} – {:.3}</td><td class=\"n\">{:.1}</td><td class=\"n\">{:.1}</td>\
+             <td class=\"n\">{:.2}</td><td class=\"n\">{:.2}</td><td>{}</td></tr>",
+            result.load,
+            escape(&result.shape.to_string()),
+            result.gb_per_s,
+            result.keeps,
+            result.keeps_range.0,
+            result.keeps_range.1,
+            result.alone.per_s,
+            result.beside.per_s,
+            result.alone.tail,
+            result.beside.tail,
+            if result.verified { "every byte" } else { "no" },
+        );
+    }
+    put!(out, "</tbody>\n</table>\n</div>\n</section>");
     Ok(())
 }
 

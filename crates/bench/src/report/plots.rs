@@ -9,6 +9,7 @@ use plotters::prelude::*;
 
 use crate::error::Error;
 use crate::measure::CaseResult;
+use crate::measure::beside::{BesideResult, LoadKind};
 use crate::units;
 use crate::workload::Op;
 
@@ -264,6 +265,130 @@ pub(super) fn ratios(cases: &[&CaseResult]) -> Result<Option<String>, Error> {
         chart
             .draw_series([PathElement::new(parity, FLOOR.stroke_width(2))])
             .map_err(drawing)?;
+        root.present().map_err(drawing)?;
+    }
+    Ok(Some(svg))
+}
+
+/// How a block size is marked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mark {
+    Circle,
+    Square,
+    Triangle,
+}
+
+impl Mark {
+    /// By a block size's place among those of a plot.
+    fn at(index: usize) -> Mark {
+        [Mark::Circle, Mark::Square, Mark::Triangle][index % 3]
+    }
+
+    pub(super) fn glyph(self) -> char {
+        match self {
+            Mark::Circle => '●',
+            Mark::Square => '■',
+            Mark::Triangle => '▲',
+        }
+    }
+
+    /// Its corners around the origin, in pixels; none for a circle.
+    fn corners(self) -> Vec<(i32, i32)> {
+        match self {
+            Mark::Circle => Vec::new(),
+            Mark::Square => vec![(-5, -5), (5, -5), (5, 5), (-5, 5)],
+            Mark::Triangle => vec![(0, -6), (6, 5), (-6, 5)],
+        }
+    }
+}
+
+/// The class of a load in the page's style, which has its colour.
+pub(super) fn load_class(load: LoadKind) -> &'static str {
+    match load {
+        LoadKind::Matmul => "engine",
+        LoadKind::Copy => "floor",
+        LoadKind::Decode => "slow",
+    }
+}
+
+fn load_colour(load: LoadKind) -> RGBColor {
+    match load {
+        LoadKind::Matmul => ENGINE,
+        LoadKind::Copy => FLOOR,
+        LoadKind::Decode => SLOW,
+    }
+}
+
+/// The block sizes of results, the largest first, with their marks.
+pub(super) fn block_marks(results: &[BesideResult]) -> Vec<(u64, Mark)> {
+    let mut sizes: Vec<u64> = results.iter().map(|r| r.shape.block_bytes()).collect();
+    sizes.sort_unstable_by_key(|&size| std::cmp::Reverse(size));
+    sizes.dedup();
+    let numbered = sizes.into_iter().enumerate();
+    numbered.map(|(i, size)| (size, Mark::at(i))).collect()
+}
+
+/// One mark a result: across the transfer's GB/s, up what the load keeps. Colours are loads, shapes
+/// are block sizes; WRITEs are filled.
+pub(super) fn beside(results: &[BesideResult]) -> Result<Option<String>, Error> {
+    if results.is_empty() {
+        return Ok(None);
+    }
+    let most = |of: fn(&BesideResult) -> f64| results.iter().map(of).fold(0.0, f64::max);
+    let right = (most(|result| result.gb_per_s) * 1.08).max(1e-6);
+    let top = (most(|result| result.keeps) * 1.02).max(1.05);
+    let marks = block_marks(results);
+    let mut svg = String::new();
+    {
+        let size = (2 * SIZE.0, SIZE.1 + 70);
+        let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+        let mut chart = ChartBuilder::on(&root)
+            .margin_top(14)
+            .margin_right(30)
+            .margin_bottom(4)
+            .x_label_area_size(44)
+            .y_label_area_size(66)
+            .build_cartesian_2d(0.0..right, 0.0..top)
+            .map_err(drawing)?;
+        chart
+            .configure_mesh()
+            .max_light_lines(0)
+            .bold_line_style(GRID)
+            .axis_style(AXIS)
+            .label_style(("sans-serif", 13).into_font().color(&INK))
+            .axis_desc_style(("sans-serif", 13).into_font().color(&INK))
+            .x_labels(12)
+            .y_labels(11)
+            .x_label_formatter(&|value| format!("{value:.1}"))
+            .y_label_formatter(&|value| format!("{value:.1}"))
+            .x_desc("transfer, GB/s")
+            .y_desc("what the load keeps")
+            .draw()
+            .map_err(drawing)?;
+        for result in results {
+            let colour = load_colour(result.load);
+            let is_filled = result.shape.op() == Op::Write;
+            let style = if is_filled {
+                colour.filled()
+            } else {
+                colour.stroke_width(2)
+            };
+            let place = || EmptyElement::at((result.gb_per_s, result.keeps));
+            let block = result.shape.block_bytes();
+            let mark = marks.iter().find(|(size, _)| *size == block);
+            let mut corners = mark.map_or(Vec::new(), |(_, mark)| mark.corners());
+            if corners.is_empty() {
+                let circle = place() + Circle::new((0, 0), 5, style);
+                chart.draw_series([circle]).map_err(drawing)?;
+            } else if is_filled {
+                let shape = place() + Polygon::new(corners, style);
+                chart.draw_series([shape]).map_err(drawing)?;
+            } else {
+                corners.push(corners[0]);
+                let shape = place() + PathElement::new(corners, style);
+                chart.draw_series([shape]).map_err(drawing)?;
+            }
+        }
         root.present().map_err(drawing)?;
     }
     Ok(Some(svg))

@@ -46,6 +46,7 @@ const EXAMPLES: &str = "\
   tcpx bench --report bench.html              Everything, as one page with plots
   tcpx bench --mem vram:0 --quick             From GPU memory to GPU memory
   tcpx bench --mem host,vram:0                This side in host memory, the other on GPU 0
+  tcpx bench --beside-compute                 What a model on GPU 0 keeps of its speed meanwhile
   tcpx bench --soak 10m                       Mixed transfers, watching memory
   tcpx bench --soak 30m --faults              The same beside processes that die, stop and flood
   tcpx bench server                           On one machine …
@@ -110,14 +111,14 @@ pub(crate) fn run(args: &Arguments, output: &mut Output) -> Result<Verdict, Fail
         None => measure(&args.measurement, output, || {
             let program = second_process()?;
             let config = args.settings.load()?;
-            Ok(Bench::spawn(&program, args.measurement.memory, config)?)
+            Ok(Bench::spawn(&program, args.measurement.places(), config)?)
         }),
         Some(Role::Client(client)) if client.measurement.faults => Err(Failure::Usage(
             "--faults: both processes must be on this machine, without `client`".into(),
         )),
         Some(Role::Client(client)) => measure(&client.measurement, output, || {
             let config = client.settings.load()?;
-            let memory = client.measurement.memory;
+            let memory = client.measurement.places();
             Ok(Bench::connect(
                 &client.host,
                 client.timeout,
@@ -142,7 +143,10 @@ fn measure(
     let mut bench = start()?;
     let mut report = Report::new(&mut bench, std::env::args().collect());
     let mut progress = progress::Shown::new(output);
-    report.cases = bench.run(&plan.cases, plan.extras, &mut progress)?;
+    match &plan.beside {
+        Some(options) => report.beside = bench.run_beside(&plan.cases, options, &mut progress)?,
+        None => report.cases = bench.run(&plan.cases, plan.extras, &mut progress)?,
+    }
     if plan.full {
         progress.say("what preparing many segments costs");
         report.prepare = bench.run_prepare(&tcpx_bench::prepare::SEGMENTS)?;

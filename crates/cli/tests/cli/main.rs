@@ -1,6 +1,7 @@
 //! The real binary, as a user or a script runs it.
 
 mod bench;
+mod beside;
 mod check;
 mod devices;
 mod doctor;

@@ -1,14 +1,17 @@
 //! Checks and measures this crate on a machine with a GPU:
-//! gpu_probe [--device N] [--check-only | --leak N | --failure]
+//! gpu_probe [--device N] [--check-only | --batches | --leak N | --failure]
 //!
-//! Ends with a status other than zero if any byte is wrong. `--check-only` leaves the measurements out, for
-//! compute-sanitizer. `--leak N` makes and drops everything N times and compares the memory in use.
-//! `--failure` checks what is left after a copy that the device refuses.
+//! Ends with a status other than zero if any byte is wrong. `--check-only` leaves the measurements
+//! out, for compute-sanitizer, `--batches` checks batches of scattered blocks alone. `--leak N`
+//! makes and drops everything N times and compares the memory in use. `--failure` checks what is
+//! left after a copy that the device refuses.
 
+mod batches;
 mod bytes;
 mod check;
 mod failure;
 mod leak;
+mod load;
 mod places;
 mod rates;
 mod raw;
@@ -20,6 +23,7 @@ type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 struct Arguments {
     device: u32,
     check_only: bool,
+    batches: bool,
     failure: bool,
     leak: Option<u32>,
 }
@@ -41,6 +45,7 @@ fn arguments() -> Outcome<Arguments> {
     let mut found = Arguments {
         device: 0,
         check_only: false,
+        batches: false,
         failure: false,
         leak: None,
     };
@@ -52,6 +57,7 @@ fn arguments() -> Outcome<Arguments> {
             "--device" => found.device = number()?,
             "--leak" => found.leak = Some(number()?),
             "--failure" => found.failure = true,
+            "--batches" => found.batches = true,
             "--check-only" => found.check_only = true,
             _ => return Err(format!("unknown argument {word}").into()),
         }
@@ -71,8 +77,13 @@ fn run(arguments: &Arguments) -> Outcome {
     if arguments.failure {
         return failure::run(device);
     }
+    if arguments.batches {
+        return batches::run(device);
+    }
     places::run(device)?;
     check::run(device)?;
+    batches::run(device)?;
+    load::run(device)?;
     if !arguments.check_only {
         rates::run(device)?;
     }

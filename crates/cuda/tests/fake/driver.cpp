@@ -15,6 +15,7 @@
 #include <sys/mman.h>
 
 #include "host.h"
+#include "load.h"
 
 namespace {
 
@@ -33,6 +34,8 @@ struct stream {
   context *owner;
   std::deque<std::function<int()>> work;
   u64 pushed = 0, finished = 0;
+  // While a graph is captured: its work.
+  std::shared_ptr<std::vector<std::function<int()>>> captured;
 };
 struct event {
   context *owner;
@@ -101,6 +104,7 @@ int run_until(stream *on, u64 position) {
 int push(stream *on, std::function<int()> work) {
   if (failure) return failure;
   if (!alive.count(on) || on->owner != top()) return INVALID_CONTEXT;
+  if (on->captured) return on->captured->push_back(std::move(work)), SUCCESS;
   on->work.push_back(std::move(work));
   on->pushed++;
   return SUCCESS;
@@ -356,16 +360,38 @@ API cuEventQuery(event *what) {
 }
 
 API cuModuleLoadData(u64 *module, const char *text) {
+  if (strstr(text, ".visible .entry tcpx_load_matmul(")) return *module = 2, SUCCESS;
   return strstr(text, ".visible .entry tcpx_copy_table(") ? (*module = 1, SUCCESS) : INVALID_VALUE;
 }
 API cuModuleUnload(u64) { return SUCCESS; }
-API cuModuleGetFunction(u64 *function, u64, const char *name) {
+API cuModuleGetFunction(u64 *function, u64 module, const char *name) {
+  if (module == 2) {
+    *function = !strcmp(name, "tcpx_load_matmul") ? 3 : !strcmp(name, "tcpx_load_decode") ? 4 : 0;
+    return *function ? SUCCESS : INVALID_VALUE;
+  }
   *function = !strcmp(name, "tcpx_copy_inline") ? 1 : !strcmp(name, "tcpx_copy_table") ? 2 : 0;
   return *function ? SUCCESS : INVALID_VALUE;
+}
+static int launch_load(u64 function, unsigned across, unsigned down, unsigned block, stream *on, void **parameters) {
+  context *owner = top();
+  u64 a = *(u64 *)parameters[0], b = *(u64 *)parameters[1], c = *(u64 *)parameters[2];
+  u32 len = *(u32 *)parameters[3];
+  bool is_matmul = function == 3;
+  if (block != THREADS || across == 0 || down != (is_matmul ? across : 1)) return INVALID_VALUE;
+  u64 square = (u64)len * len;
+  u64 bytes[3] = {is_matmul ? square * 2 : (u64)across * len * 4, is_matmul ? square * 2 : len * 4ull,
+                  is_matmul ? square * 4 : across * 4ull};
+  return push(on, [=] {
+    if (!reaches(owner, a, bytes[0]) || !reaches(owner, b, bytes[1]) || !reaches(owner, c, bytes[2])) return (int)ILLEGAL_ADDRESS;
+    if (is_matmul) run_load(tcpx_load_matmul, across, down, block, (const u16 *)a, (const u16 *)b, (float *)c, len);
+    else run_load(tcpx_load_decode, across, down, block, (const float *)a, (const float *)b, (float *)c, len);
+    return 0;
+  });
 }
 API cuLaunchKernel(u64 function, unsigned across, unsigned down, unsigned, unsigned block, unsigned, unsigned, unsigned,
                    stream *on, void **parameters, void **) {
   LOCKED;
+  if (function > 2) return launch_load(function, across, down, block, on, parameters);
   context *owner = top();
   u32 count = *(u32 *)parameters[1];
   u64 from = *(u64 *)parameters[2], to = *(u64 *)parameters[3];
@@ -388,3 +414,29 @@ API cuLaunchKernel(u64 function, unsigned across, unsigned down, unsigned, unsig
     return 0;
   });
 }
+
+// A graph is the list of its work, and what was instantiated of it another reference to the same
+// list.
+typedef std::shared_ptr<std::vector<std::function<int()>>> graph;
+
+API cuStreamBeginCapture_v2(stream *on, int) {
+  LOCKED;
+  if (on->captured || on->owner != top()) return INVALID_VALUE;
+  return on->captured = std::make_shared<std::vector<std::function<int()>>>(), SUCCESS;
+}
+API cuStreamEndCapture(stream *on, graph **made) {
+  LOCKED;
+  if (!on->captured) return INVALID_VALUE;
+  return *made = new graph(std::move(on->captured)), SUCCESS;
+}
+API cuGraphInstantiateWithFlags(graph **made, graph *of, u64) { return *made = new graph(*of), SUCCESS; }
+API cuGraphLaunch(graph *what, stream *on) {
+  LOCKED;
+  return push(on, [work = *what] {
+    for (auto &step : *work)
+      if (int code = step()) return code;
+    return 0;
+  });
+}
+API cuGraphExecDestroy(graph *gone) { return delete gone, SUCCESS; }
+API cuGraphDestroy(graph *gone) { return delete gone, SUCCESS; }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use tcpx_bench::floor::Waiting;
 use tcpx_bench::measure::Extras;
-use tcpx_bench::place::Places;
+use tcpx_bench::measure::beside::BesideOptions;
+use tcpx_bench::place::{Place, Places};
 use tcpx_bench::suite::{self, Case};
 use tcpx_bench::workload;
 
@@ -24,13 +25,21 @@ pub(super) const SOAK_SAMPLE: Duration = Duration::from_secs(5);
 const QUICK_CASES: [&str; 4] = ["lat4k", "one64m", "kv16k", "kv4k"];
 const QUICK_TIME: Duration = Duration::from_secs(1);
 
+/// `--beside-compute`: bytes of a transfer, its blocks, and the time for each load with each of
+/// them.
+const BESIDE_BYTES: u64 = 256 << 20;
+const BESIDE_BLOCKS: [u64; 3] = [0, 16 << 10, 4 << 10];
+const BESIDE_TIME: Duration = Duration::from_secs(2);
+const QUICK_BESIDE_TIME: Duration = Duration::from_millis(500);
+
 /// What to measure.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Measurement")]
 pub(super) struct Measurement {
-    /// Where the memory lies: host, or vram:N for GPU N; two, with a comma, for this side and the other
-    #[arg(long = "mem", value_name = "PLACE[,PLACE]", default_value_t)]
-    pub(super) memory: Places,
+    /// Where the memory lies: host, or vram:N for GPU N; two, with a comma, for this side and the
+    /// other [default: host; with --beside-compute vram:0,host]
+    #[arg(long = "mem", value_name = "PLACE[,PLACE]")]
+    memory: Option<Places>,
 
     /// Named cases to measure [default: all of them]
     #[arg(long = "case", value_name = "NAME,…", value_delimiter = ',')]
@@ -103,6 +112,27 @@ pub(super) struct Measurement {
     #[arg(long, requires = "soak")]
     pub(super) faults: bool,
 
+    /// Measure what a model that computes on the GPU meanwhile keeps of its speed
+    ///
+    /// Built-in loads take the model's place: a large matmul (as prefill), a copy of 1 GiB within
+    /// the GPU, and a CUDA graph of 64 short kernels (as decoding). Each runs alone and beside the
+    /// transfer, in turns. Unless sizes or cases are chosen, the transfers are 256 MiB in one
+    /// block, in 16 KiB blocks and in 4 KiB blocks, from or to host memory of the other side. Needs
+    /// an NVIDIA GPU with 3 GiB of free memory. --duration is the time for each load with each
+    /// transfer, --quick makes it half a second.
+    #[arg(long, conflicts_with_all = ["sweep", "iterations", "warmup", "full", "soak"])]
+    beside_compute: bool,
+
+    /// Divide the size of the loads of --beside-compute, where the GPU is none
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        hide = true,
+        requires = "beside_compute"
+    )]
+    load_divisor: usize,
+
     /// Write one self-contained page with plots
     ///
     /// Where no cases are chosen, everything is measured, as with --full.
@@ -134,6 +164,8 @@ pub(super) struct Plan {
     pub(super) cases: Vec<Case>,
     pub(super) extras: Extras,
     pub(super) full: bool,
+    /// Measure the cases beside loads, and nothing else.
+    pub(super) beside: Option<BesideOptions>,
     pub(super) soak: Option<Duration>,
     pub(super) page: Option<PathBuf>,
 }
@@ -143,7 +175,8 @@ impl Measurement {
     pub(super) fn plan(&self) -> Result<Plan, Failure> {
         let chosen = !(self.cases.is_empty() && self.sizes.is_empty() && self.blocks.is_empty());
         let open = !chosen && !self.quick && !self.sweep;
-        let full = self.full || (self.report.is_some() && open && self.soak.is_none());
+        let full = self.full
+            || (self.report.is_some() && open && self.soak.is_none() && !self.beside_compute);
         let only_soak = self.soak.is_some() && open && !self.full;
         let cases = if only_soak {
             Vec::new()
@@ -161,6 +194,15 @@ impl Measurement {
         }
         Ok(Plan {
             cases,
+            beside: self.beside_compute.then(|| BesideOptions {
+                time: self.duration.unwrap_or(if self.quick {
+                    QUICK_BESIDE_TIME
+                } else {
+                    BESIDE_TIME
+                }),
+                divisor: self.load_divisor,
+                verify: !self.no_verify,
+            }),
             extras: Extras {
                 floor: !self.no_floor,
                 verify: !self.no_verify,
@@ -171,7 +213,24 @@ impl Measurement {
         })
     }
 
+    /// Where the memory lies, as typed or as the measurement needs it.
+    pub(super) fn places(&self) -> Places {
+        let beside = Places {
+            initiator: Place::Vram(0),
+            target: Place::Host,
+        };
+        let default = if self.beside_compute {
+            beside
+        } else {
+            Places::default()
+        };
+        self.memory.unwrap_or(default)
+    }
+
     fn options(&self, full: bool) -> suite::Options {
+        if self.beside_compute {
+            return self.beside_cases();
+        }
         let quick = |cases: &[&str]| cases.iter().map(|&name| name.to_owned()).collect();
         suite::Options {
             cases: if self.quick && self.sizes.is_empty() {
@@ -182,20 +241,45 @@ impl Measurement {
             sizes: self.sizes.clone(),
             block_sizes: self.blocks.clone(),
             ordered: self.ordered,
-            ops: match self.op {
-                Op::Read => vec![workload::Op::Read],
-                Op::Write => vec![workload::Op::Write],
-                Op::Both => Vec::new(),
-            },
+            ops: self.ops(),
             sweep: self.sweep || full,
             iterations: self.iterations,
             duration: self.duration.or(self.quick.then_some(QUICK_TIME)),
             warmup: self.warmup,
-            waiting: self.wait.map(|wait| match wait {
-                Wait::Poll => Waiting::Poll,
-                Wait::Block => Waiting::Block,
-            }),
+            waiting: self.waiting(),
         }
+    }
+
+    /// The transfers beside loads: those that were chosen, or 256 MiB in three block sizes.
+    fn beside_cases(&self) -> suite::Options {
+        let or = |typed: &[u64], default: &[u64]| match typed.is_empty() && self.cases.is_empty() {
+            true => default.to_vec(),
+            false => typed.to_vec(),
+        };
+        suite::Options {
+            cases: self.cases.clone(),
+            sizes: or(&self.sizes, &[BESIDE_BYTES]),
+            block_sizes: or(&self.blocks, &BESIDE_BLOCKS),
+            ordered: self.ordered,
+            ops: self.ops(),
+            waiting: self.waiting(),
+            ..suite::Options::default()
+        }
+    }
+
+    fn ops(&self) -> Vec<workload::Op> {
+        match self.op {
+            Op::Read => vec![workload::Op::Read],
+            Op::Write => vec![workload::Op::Write],
+            Op::Both => Vec::new(),
+        }
+    }
+
+    fn waiting(&self) -> Option<Waiting> {
+        self.wait.map(|wait| match wait {
+            Wait::Poll => Waiting::Poll,
+            Wait::Block => Waiting::Block,
+        })
     }
 }
 
@@ -228,7 +312,7 @@ mod tests {
     fn memory_is_of_the_host_unless_a_gpu_is_named() {
         let memory = |line: &str| {
             let words = std::iter::once("bench").chain(line.split_whitespace());
-            Line::try_parse_from(words).map(|line| line.measurement.memory)
+            Line::try_parse_from(words).map(|line| line.measurement.places())
         };
         assert_eq!(memory("").unwrap(), Places::default());
         assert_eq!(memory("--mem vram:1").unwrap().to_string(), "vram:1");
@@ -238,6 +322,44 @@ mod tests {
         );
         let error = memory("--mem gpu").unwrap_err().to_string();
         assert!(error.contains("vram:N"), "{error}");
+    }
+
+    #[test]
+    fn beside_a_load_three_block_sizes_move_between_a_gpu_and_the_host() {
+        let names = |line: &str| -> Vec<String> {
+            let name = |case: Case| format!("{} {}", case.name, case.workload.shape.op());
+            plan(line).cases.into_iter().map(name).collect()
+        };
+        let all = names("--beside-compute");
+        assert_eq!(all.len(), 6);
+        for name in ["256M", "256M/16K", "256M/4K"] {
+            for op in ["READ", "WRITE"] {
+                assert!(all.contains(&format!("{name} {op}")), "{all:?}");
+            }
+        }
+        assert_eq!(
+            names("--beside-compute --op read --size 1M --block 4K"),
+            ["1M/4K READ"]
+        );
+        assert_eq!(
+            names("--beside-compute --op write --case kv4k"),
+            ["kv4k WRITE"]
+        );
+
+        let beside = |line: &str| plan(line).beside.map(|options| options.time);
+        assert_eq!(beside("--size 1M"), None);
+        assert_eq!(beside("--beside-compute"), Some(BESIDE_TIME));
+        assert_eq!(beside("--beside-compute --quick"), Some(QUICK_BESIDE_TIME));
+        let second = Duration::from_secs(1);
+        assert_eq!(beside("--beside-compute --duration 1s"), Some(second));
+        assert!(!plan("--beside-compute --report out.html").full);
+
+        let places = |line: &str| {
+            let words = std::iter::once("bench").chain(line.split_whitespace());
+            Line::parse_from(words).measurement.places().to_string()
+        };
+        assert_eq!(places("--beside-compute"), "vram:0,host");
+        assert_eq!(places("--beside-compute --mem vram:1"), "vram:1");
     }
 
     #[test]

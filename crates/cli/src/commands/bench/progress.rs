@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use tcpx_bench::measure::beside::BesideResult;
 use tcpx_bench::measure::{CaseResult, Progress, Step};
 use tcpx_bench::soak::SoakSample;
 use tcpx_bench::suite::Case;
@@ -107,7 +108,25 @@ impl Progress for Shown {
                 let floor = floor.map_or(String::new(), |floor| format!(", floor {floor:.2}"));
                 self.bar.set_message(format!("{engine:.2} GB/s{floor}"));
             }
+            Step::Computing { load, done } => {
+                self.bar
+                    .set_position(self.done + (done * PARTS as f64) as u64);
+                self.bar.set_message(format!("beside {load}"));
+            }
             _ => {}
+        }
+    }
+
+    fn finished_beside(&mut self, result: &BesideResult) {
+        if self.lines {
+            eprintln(format_args!(
+                "{} {} beside {}: {:.2} GB/s, the load keeps {:.3}",
+                result.name,
+                result.shape.op(),
+                result.load,
+                result.gb_per_s,
+                result.keeps
+            ));
         }
     }
 

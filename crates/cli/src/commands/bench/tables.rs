@@ -3,10 +3,12 @@
 use comfy_table::CellAlignment;
 use tcpx_bench::faults::{FaultCount, FaultsResult};
 use tcpx_bench::measure::CaseResult;
+use tcpx_bench::measure::beside::BesideResult;
 use tcpx_bench::place::Places;
 use tcpx_bench::report::Report;
 use tcpx_bench::soak::{SoakResult, SoakSample};
 use tcpx_bench::units::{bytes, seconds};
+use tcpx_bench::workload::Shape;
 
 use crate::error::Failure;
 use crate::output::{Output, Tone};
@@ -21,6 +23,9 @@ pub(super) fn print(report: &Report, output: &mut Output) -> Result<(), Failure>
     machine(report, output)?;
     if !report.cases.is_empty() {
         cases(&report.cases, report.memory, output)?;
+    }
+    if !report.beside.is_empty() {
+        beside(&report.beside, output)?;
     }
     prepare(report, output)?;
     idle(report, output)?;
@@ -92,16 +97,12 @@ fn cases(cases: &[CaseResult], memory: Places, output: &mut Output) -> Result<()
     ]));
     for case in cases {
         let shape = &case.shape;
-        let blocks = match shape.blocks() {
-            1 => "1".to_owned(),
-            number => format!("{number} × {}", bytes(shape.block_bytes())),
-        };
         let engine = &case.engine;
         let mut row = vec![
             output.cell(Tone::Strong, &case.name),
             output.cell(Tone::Plain, shape.op()),
             output.cell(Tone::Plain, bytes(shape.total_bytes())),
-            output.cell(Tone::Plain, blocks),
+            output.cell(Tone::Plain, blocks(shape)),
             output.cell(Tone::Strong, format_args!("{:.2}", engine.gb_per_s)),
             output.cell(Tone::Plain, seconds(engine.latency.p50_us / 1e6)),
             output.cell(Tone::Plain, seconds(engine.latency.p99_us / 1e6)),
@@ -143,6 +144,76 @@ fn cases(cases: &[CaseResult], memory: Places, output: &mut Output) -> Result<()
         false => "",
     };
     Ok(output.line(format_args!("{verified}{floor}"))?)
+}
+
+fn beside(results: &[BesideResult], output: &mut Output) -> Result<(), Failure> {
+    let mut table = output.table();
+    table.set_header(output.header(&BESIDE_HEADINGS));
+    for result in results {
+        let keeps = tone(result.keeps);
+        let cells = beside_cells(result).into_iter().enumerate();
+        let tones = [
+            Tone::Strong,
+            Tone::Plain,
+            Tone::Plain,
+            Tone::Plain,
+            Tone::Strong,
+            keeps,
+        ];
+        table.add_row(cells.map(|(column, text)| {
+            let tone = tones.get(column).copied().unwrap_or(Tone::Plain);
+            output.cell(tone, text)
+        }));
+    }
+    for column in table.column_iter_mut().skip(4) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    output.show(table)?;
+    output.line("")?;
+    let verified = if results.iter().all(|result| result.verified) {
+        "Every byte was verified before and after the rounds."
+    } else {
+        "Bytes were not verified."
+    };
+    Ok(output.line(format_args!(
+        "{verified} KEEPS: the load's speed beside the transfer as a part of its speed alone. P99/P50: \
+         how much longer slow iterations take, alone and beside."
+    ))?)
+}
+
+const BESIDE_HEADINGS: [&str; 9] = [
+    "LOAD",
+    "OP",
+    "SIZE",
+    "BLOCKS",
+    "GB/S",
+    "KEEPS",
+    "ALONE /S",
+    "BESIDE /S",
+    "P99/P50",
+];
+
+/// One row, in the order of the headings.
+fn beside_cells(result: &BesideResult) -> [String; 9] {
+    [
+        result.load.to_string(),
+        result.shape.op().to_string(),
+        bytes(result.shape.total_bytes()),
+        blocks(&result.shape),
+        format!("{:.2}", result.gb_per_s),
+        format!("{:.3}", result.keeps),
+        format!("{:.1}", result.alone.per_s),
+        format!("{:.1}", result.beside.per_s),
+        format!("{:.2} → {:.2}", result.alone.tail, result.beside.tail),
+    ]
+}
+
+/// `1`, or how many of which size.
+fn blocks(shape: &Shape) -> String {
+    match shape.blocks() {
+        1 => "1".to_owned(),
+        number => format!("{number} × {}", bytes(shape.block_bytes())),
+    }
 }
 
 fn tone(ratio: f64) -> Tone {
@@ -261,7 +332,45 @@ fn fault_counts(faults: &FaultsResult, output: &mut Output) -> Result<(), Failur
 
 #[cfg(test)]
 mod tests {
+    use tcpx_bench::measure::beside::{LoadKind, Pace};
+    use tcpx_bench::workload::Op;
+
     use super::*;
+
+    #[test]
+    fn a_row_beside_a_load_has_both_speeds_and_what_is_kept() {
+        let pace = |per_s, tail| Pace {
+            per_s,
+            tail,
+            rounds: vec![per_s],
+        };
+        let mut result = BesideResult {
+            load: LoadKind::Decode,
+            name: "256M/16K".into(),
+            shape: Shape::new(Op::Write, 256 << 20, 16 << 10, true).unwrap(),
+            gb_per_s: 19.876,
+            keeps: 0.9346,
+            keeps_range: (0.9, 1.0),
+            alone: pace(1500.04, 1.02),
+            beside: pace(1402.0, 1.317),
+            verified: true,
+        };
+        let expected = [
+            "decode",
+            "WRITE",
+            "256 MiB",
+            "16384 × 16 KiB",
+            "19.88",
+            "0.935",
+            "1500.0",
+            "1402.0",
+            "1.02 → 1.32",
+        ];
+        assert_eq!(beside_cells(&result), expected);
+        assert_eq!(BESIDE_HEADINGS[5], "KEEPS");
+        result.shape = Shape::new(Op::Read, 256 << 20, 0, true).unwrap();
+        assert_eq!(beside_cells(&result)[3], "1");
+    }
 
     #[test]
     fn the_table_says_where_the_bytes_lay() {

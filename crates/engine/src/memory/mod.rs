@@ -10,7 +10,7 @@ mod slots;
 mod staging;
 
 pub use self::buffer::Buffer;
-pub(crate) use self::copy::{Copier, PendingCopy};
+pub(crate) use self::copy::{Copier, PendingCopy, ranges_of};
 pub(crate) use self::grant::{Grant, Place};
 pub use self::region::{LocalSlice, MemoryKind, Region, RemoteRegion, RemoteSlice, Segment};
 pub(crate) use self::registry::{Memory, Refusal, Registry, Users, one_device, push_merged};

@@ -120,14 +120,22 @@ impl Receiver {
         }
         // While bytes come in, copies are only asked after once there are newer ones: by then they are
         // over.
-        if self.carriers.is_deep() {
+        let has_looked = self.carriers.is_deep();
+        if has_looked {
             self.land(lane, connection, events)?;
         }
         let received = self.step_stream(lane, connection, events)?;
         let moved = self.step_beside(lane)?;
         // Copies of a payload that is still being received count too: they give slots back.
-        let is_landing = || self.carriers.is_busy() || !self.landing.is_empty();
-        if moved || (received != Received::More && is_landing()) {
+        let is_busy = self.carriers.is_busy();
+        let is_due = match received {
+            Received::More => false,
+            Received::Drained => is_busy || !self.landing.is_empty(),
+            // Asking costs a call of the driver: not twice in a row.
+            Received::Nothing if is_busy => !has_looked,
+            Received::Nothing => !self.landing.is_empty(),
+        };
+        if moved || is_due {
             self.land(lane, connection, events)?;
         }
         Ok(if moved { Received::More } else { received })

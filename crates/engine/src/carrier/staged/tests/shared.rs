@@ -66,21 +66,24 @@ impl Device for Counting {
     }
 }
 
-// SAFETY of all of them: passed on from the caller.
 impl Queue for CountingQueue {
     unsafe fn gather(&mut self, from: &[Range], to: *mut u8) -> Code<tcpx_cuda::Ticket> {
+        // SAFETY: passed on from the caller.
         unsafe { self.count().gather(from, to) }
     }
 
     unsafe fn scatter(&mut self, from: *const u8, to: &[Range]) -> Code<tcpx_cuda::Ticket> {
+        // SAFETY: passed on from the caller.
         unsafe { self.count().scatter(from, to) }
     }
 
     unsafe fn copy(&mut self, from: &[Range], to: &[Range]) -> Code<tcpx_cuda::Ticket> {
+        // SAFETY: passed on from the caller.
         unsafe { self.count().copy(from, to) }
     }
 
     unsafe fn unpack(&mut self, from: usize, to: usize, e: &[Entry]) -> Code<tcpx_cuda::Ticket> {
+        // SAFETY: passed on from the caller.
         unsafe { self.count().unpack(from, to, e) }
     }
 

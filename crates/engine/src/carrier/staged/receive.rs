@@ -46,19 +46,35 @@ struct Filling<P> {
     filled: usize,
     /// Where these bytes go.
     ranges: Vec<Range>,
-    /// Those of its payloads that are complete, and what they have of the above.
-    whole: Vec<(Ticket, P)>,
+    /// Those of its payloads that are complete, and what all of them have of the above.
+    whole: Vec<Whole<P>>,
     whole_bytes: usize,
     whole_ranges: usize,
     /// When the first of them was complete, and when bytes came last.
     waiting: Option<(Instant, Instant)>,
 }
 
+/// A payload that is complete.
+struct Whole<P> {
+    ticket: Ticket,
+    payload: P,
+    /// Bytes and ranges of the slot up to its end.
+    bytes: usize,
+    ranges: usize,
+}
+
 /// A copy and the slot that it reads.
 struct Landing<P> {
-    copy: Result<(PendingCopy, Slot), Error>,
+    /// One that could not be started uses the slot no more.
+    copy: Result<PendingCopy, Error>,
+    slot: Arc<Slot>,
+    device: Arc<dyn Device>,
+    // From where to where in the slot.
+    bytes: std::ops::Range<usize>,
+    /// Where these bytes go.
+    ranges: Vec<Range>,
     /// The payloads that are over with this copy.
-    whole: Vec<(Ticket, P)>,
+    whole: Vec<Whole<P>>,
     /// Whether the last bytes are of a payload that goes on in the next slot, and was not given up.
     goes_on: bool,
 }
@@ -117,23 +133,54 @@ impl<P> StagedReceive<P> {
         let Some(filling) = self.filling.take_if(|filling| filling.filled > 0) else {
             return;
         };
-        let Filling {
-            slot,
-            device,
-            filled,
-            ranges,
-            ..
-        } = &filling;
-        let from = slot.span(0, *filled);
-        let copier = &mut self.copier;
-        let copy = copier.scatter_ranges(device.as_ref(), from, ranges);
-        self.slots += usize::from(copy.is_ok());
-        self.landing.push_back(Landing {
-            goes_on: filling.filled > filling.whole_bytes,
+        let landing = self.start(Landing {
+            copy: Err(Error::Aborted),
+            slot: Arc::new(filling.slot),
+            device: filling.device,
+            bytes: 0..filling.filled,
+            ranges: filling.ranges,
             whole: filling.whole,
-            // One that could not be started uses the slot no more.
-            copy: copy.map(|copy| (copy, filling.slot)),
+            goes_on: filling.filled > filling.whole_bytes,
         });
+        self.landing.push_back(landing);
+    }
+
+    /// Starts a copy.
+    fn start(&mut self, mut landing: Landing<P>) -> Landing<P> {
+        let from = landing.slot.span(landing.bytes.start, landing.bytes.end);
+        let device = landing.device.as_ref();
+        landing.copy = self.copier.scatter_ranges(device, from, &landing.ranges);
+        self.slots += usize::from(landing.copy.is_ok());
+        landing
+    }
+
+    /// Copies the payloads of a shared copy again, each alone: memory of one of them was not mapped.
+    fn part(&mut self, shared: Landing<P>) {
+        let (mut bytes, mut ranges) = (shared.bytes.start, 0);
+        let mut parts = Vec::new();
+        let alone = |bytes, ranges: &[Range], whole, goes_on| Landing {
+            copy: Err(Error::Aborted),
+            slot: Arc::clone(&shared.slot),
+            device: Arc::clone(&shared.device),
+            bytes,
+            ranges: ranges.to_vec(),
+            whole,
+            goes_on,
+        };
+        for whole in shared.whole {
+            let to = (whole.bytes, whole.ranges);
+            let its = &shared.ranges[ranges..to.1];
+            parts.push(alone(bytes..to.0, its, vec![whole], false));
+            (bytes, ranges) = to;
+        }
+        if shared.goes_on {
+            let rest = &shared.ranges[ranges..];
+            parts.push(alone(bytes..shared.bytes.end, rest, Vec::new(), true));
+        }
+        let mut started: Vec<_> = parts.into_iter().map(|part| self.start(part)).collect();
+        while let Some(part) = started.pop() {
+            self.landing.push_front(part);
+        }
     }
 
     /// Starts the copy of payloads that have waited long enough for others to share it.
@@ -149,30 +196,29 @@ impl<P> StagedReceive<P> {
         }
     }
 
-    /// Notes that a copy is over, and with it payloads.
-    fn landed(&mut self, landing: Landing<P>, error: Option<Error>) {
+    /// Deals with the end of the oldest copy, and of the payloads that are over with it.
+    fn landed(&mut self, outcome: Result<(), Error>) {
+        let Some(landing) = self.landing.pop_front() else {
+            return;
+        };
+        self.slots -= usize::from(landing.copy.is_ok());
+        let end = landing.bytes.end;
+        let is_shared = landing.whole.first().is_some_and(|first| first.bytes < end);
+        if is_shared && outcome == Err(Error::MemoryFault) {
+            return self.part(landing);
+        }
+        let error = outcome.err();
         let mut earlier = self.failed.take();
-        for (ticket, payload) in landing.whole {
-            // The first may have had a part in the slot before.
-            let error = earlier.take().or_else(|| error.clone());
+        for whole in landing.whole {
             self.over.push_back(Over {
-                ticket,
-                payload,
-                error,
+                ticket: whole.ticket,
+                payload: whole.payload,
+                // The first may have had a part in the slot before.
+                error: earlier.take().or_else(|| error.clone()),
             });
         }
         if landing.goes_on {
             self.failed = earlier.or(error);
-        }
-    }
-
-    /// Waits until no copy is under way. What is over stays over.
-    fn wait(&mut self) {
-        for landing in &self.landing {
-            if let Ok((copy, _)) = &landing.copy {
-                // A failure is found again by `poll_over`.
-                let _ = self.copier.wait(*copy);
-            }
         }
     }
 }
@@ -281,10 +327,7 @@ impl<P: Send> ReceiveCarrier<P> for StagedReceive<P> {
         }
         let is_alone = self.landing.is_empty();
         self.flush();
-        if let Some(Landing {
-            copy: Ok((copy, _)),
-            ..
-        }) = self.landing.back()
+        if let Some(Landing { copy: Ok(copy), .. }) = self.landing.back()
             && is_alone
         {
             let copier = &mut self.copier;
@@ -306,19 +349,14 @@ impl<P: Send> ReceiveCarrier<P> for StagedReceive<P> {
                 return Some(over);
             }
             let front = self.landing.front()?;
-            let error = match &front.copy {
-                Ok((copy, _)) => {
-                    let outcome = self.copier.is_done(*copy, wish);
-                    if let Ok(false) = outcome {
-                        return None;
-                    }
-                    self.slots -= 1;
-                    outcome.err()
-                }
-                Err(error) => Some(error.clone()),
+            let outcome = match &front.copy {
+                Ok(copy) => match self.copier.is_done(*copy, wish) {
+                    Ok(false) => return None,
+                    outcome => outcome.map(drop),
+                },
+                Err(error) => Err(error.clone()),
             };
-            let landing = self.landing.pop_front()?;
-            self.landed(landing, error);
+            self.landed(outcome);
         }
     }
 
@@ -331,12 +369,24 @@ impl<P: Send> ReceiveCarrier<P> for StagedReceive<P> {
 
     fn let_go(&mut self) -> Result<(), Error> {
         self.flush();
-        self.wait();
+        // Also what is copied again: nothing is started afterwards.
+        while let Some(front) = self.landing.front() {
+            let outcome = match &front.copy {
+                Ok(copy) => self.copier.wait(*copy),
+                Err(error) => Err(error.clone()),
+            };
+            self.landed(outcome);
+        }
         Ok(())
     }
 
     fn close(&mut self) -> Vec<P> {
-        self.wait();
+        for landing in &self.landing {
+            if let Ok(copy) = &landing.copy {
+                // How they ended makes no difference any more.
+                let _ = self.copier.wait(*copy);
+            }
+        }
         self.slots = 0;
         let over = std::mem::take(&mut self.over).into_iter();
         let over = over.map(|over| over.payload);
@@ -344,7 +394,7 @@ impl<P: Send> ReceiveCarrier<P> for StagedReceive<P> {
         let landing = landing.flat_map(|landing| landing.whole);
         let filling = self.filling.take().into_iter();
         let whole = landing.chain(filling.flat_map(|filling| filling.whole));
-        over.chain(whole.map(|(_, payload)| payload)).collect()
+        over.chain(whole.map(|whole| whole.payload)).collect()
     }
 }
 
@@ -375,9 +425,14 @@ impl<P> Filling<P> {
 
     /// The current payload is complete.
     fn complete(&mut self, ticket: Ticket, payload: P) {
-        self.whole.push((ticket, payload));
         self.whole_bytes = self.filled;
         self.whole_ranges = self.ranges.len();
+        self.whole.push(Whole {
+            ticket,
+            payload,
+            bytes: self.whole_bytes,
+            ranges: self.whole_ranges,
+        });
     }
 
     /// Drops what there is of the current payload.

@@ -154,7 +154,12 @@ impl StagedSend {
             match &started {
                 Ok((slot, copy)) => {
                     let len = out.unstarted.min(bytes);
-                    out.add(slot, at..at + len, *copy, payload.place().spans);
+                    out.add(
+                        slot,
+                        at..at + len,
+                        (*copy, count > 1),
+                        payload.place().spans,
+                    );
                     at += len;
                 }
                 Err(error) => out.fail(error.clone()),
@@ -249,7 +254,8 @@ impl SendCarrier for StagedSend {
         let Some(front) = self.queue.front_mut() else {
             return Begin::Nothing;
         };
-        let ready = front.out.ready(&mut self.copier);
+        let spans = front.payload.place().spans;
+        let ready = front.out.ready(spans, &mut self.copier);
         if let Ok(None) = ready {
             return Begin::Nothing;
         }
@@ -270,10 +276,11 @@ impl SendCarrier for StagedSend {
     }
 
     fn ready(&mut self) -> Result<Option<(&[Span], Cursor)>, Error> {
-        let Some(current) = &mut self.current else {
+        let Some(Staged { payload, out }) = &mut self.current else {
             return Ok(None);
         };
-        self.ready = current.out.ready(&mut self.copier)?.map(|span| [span]);
+        let ready = out.ready(payload.place().spans, &mut self.copier)?;
+        self.ready = ready.map(|span| [span]);
         let spans = self.ready.as_ref().map(|spans| &spans[..]);
         Ok(spans.map(|spans| (spans, Cursor::default())))
     }
@@ -355,6 +362,10 @@ struct Part {
     at: usize,
     // sent ≤ len ≤ slot.len() - at
     len: usize,
+    /// Where it begins in the chunk's spans.
+    start: Cursor,
+    /// Whether the copy is also that of other chunks.
+    is_shared: bool,
     sent: usize,
     copy: PendingCopy,
     is_over: bool,
@@ -400,7 +411,7 @@ impl Outbound {
     ) -> Result<(), Error> {
         let len = self.unstarted.min(slot.len());
         let copy = copier.gather(self.device.as_ref(), spans, self.at, slot.span(0, len))?;
-        self.add(slot, 0..len, copy, spans);
+        self.add(slot, 0..len, (copy, false), spans);
         Ok(())
     }
 
@@ -409,15 +420,18 @@ impl Outbound {
         &mut self,
         slot: &Arc<Slot>,
         at: std::ops::Range<usize>,
-        copy: PendingCopy,
+        (copy, is_shared): (PendingCopy, bool),
         spans: &[Span],
     ) {
+        let start = self.at;
         self.at.advance(spans, at.len());
         self.unstarted -= at.len();
         self.parts.push_back(Part {
             slot: Arc::clone(slot),
             at: at.start,
             len: at.len(),
+            start,
+            is_shared,
             sent: 0,
             copy,
             is_over: false,
@@ -430,8 +444,13 @@ impl Outbound {
         self.failed = Some(error);
     }
 
-    /// What can be sent now; nothing while its copy is under way.
-    pub(super) fn ready(&mut self, copier: &mut Copier) -> Result<Option<Span>, Error> {
+    /// What can be sent now; nothing while its copy is under way. Where memory of a shared copy is not
+    /// mapped, the part is copied again alone: it may be that of another chunk.
+    pub(super) fn ready(
+        &mut self,
+        spans: &[Span],
+        copier: &mut Copier,
+    ) -> Result<Option<Span>, Error> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
@@ -440,7 +459,15 @@ impl Outbound {
         };
         if !part.is_over {
             // Asked for when there is nothing else to send.
-            part.is_over = copier.is_done(part.copy, Wish::Soon)?;
+            part.is_over = match copier.is_done(part.copy, Wish::Soon) {
+                Err(Error::MemoryFault) if part.is_shared => {
+                    let to = part.slot.span(part.at, part.at + part.len);
+                    part.copy = copier.gather(self.device.as_ref(), spans, part.start, to)?;
+                    part.is_shared = false;
+                    false
+                }
+                outcome => outcome?,
+            };
         }
         let (from, to) = (part.at + part.sent, part.at + part.len);
         Ok(part.is_over.then(|| part.slot.span(from, to)))

@@ -81,7 +81,7 @@ fn take_out(
     let mut bytes = Vec::new();
     while bytes.len() < total {
         while out.is_unstarted() && start(out, spans, copier, pool)? {}
-        if let Some(ready) = out.ready(copier)? {
+        if let Some(ready) = out.ready(spans, copier)? {
             let count = ready.len().min(step);
             let at = bytes.len();
             bytes.resize(at + count, 0);
@@ -295,7 +295,7 @@ fn what_is_given_up_is_not_copied_any_more() {
     assert!(out.is_unstarted());
     out.fail(Error::Aborted);
     assert!(!out.is_unstarted(), "its memory may be gone");
-    assert!(out.ready(&mut Copier::default()).is_err());
+    assert!(out.ready(&[], &mut Copier::default()).is_err());
 }
 
 #[test]
@@ -374,7 +374,7 @@ fn letting_go_waits_also_where_there_is_no_memory() {
         let mut out = Outbound::new(&device, 5 << 20);
         assert!(start(&mut out, &source.spans, &mut copier, &pool).unwrap());
         assert!(out.let_go(&source.spans, &mut copier).is_err());
-        let ready = out.ready(&mut copier).unwrap();
+        let ready = out.ready(&source.spans, &mut copier).unwrap();
         assert!(ready.is_some(), "a copy was still under way");
     }
 }

@@ -123,6 +123,16 @@ fn some_memory(len: usize) -> Memory {
     Memory::new(&[len], 0, |i| (i * 31 + i / 251) as u8)
 }
 
+/// Memory that is not mapped.
+fn no_memory(len: usize) -> Memory {
+    // SAFETY: only copies that look whether it is mapped use it.
+    let nowhere = unsafe { Span::new(std::ptr::without_provenance_mut(4096), len) };
+    Memory {
+        bytes: Vec::new(),
+        spans: vec![nowhere],
+    }
+}
+
 /// Waits until the next frame begins, or has failed before.
 fn begin(out: &mut StagedSend) -> Result<usize, Error> {
     loop {

@@ -271,3 +271,39 @@ fn closing_returns_what_waits_in_a_shared_slot() {
     assert_eq!(pool.left(Direction::In), 4);
     assert_eq!(target.content(), [2; 100], "the copy was waited for");
 }
+
+#[test]
+fn memory_that_is_not_mapped_fails_its_own_payload_alone() {
+    for let_go in [false, true] {
+        let (device, copies) = counting(StandIn::new(8));
+        let pool = Pool::new(SLOT, 8 * SLOT);
+        let mut inbound = receiver(&pool);
+        let (first, third) = (some_memory(100), some_memory(200));
+        put(&mut inbound, &device, &first, (1, true), &[1; 100]);
+        put(&mut inbound, &device, &no_memory(50), (2, true), &[2; 50]);
+        inbound.begin(false);
+        let there = place(&device, &third.spans);
+        put_part(&mut inbound, &there, &[3; 150], false, 150).unwrap();
+        pass(Duration::from_millis(1));
+        if let_go {
+            inbound.let_go().unwrap();
+            assert_eq!(
+                third.content()[..150],
+                [3; 150],
+                "also what is copied again"
+            );
+        }
+        let mut landed = land(&mut inbound);
+        assert_eq!(landed, [(1, true), (2, false)]);
+        put_part(&mut inbound, &there, &[3; 50], true, 50).unwrap();
+        inbound.push(ticket(), 3);
+        landed = land(&mut inbound);
+        assert_eq!(landed, [(3, true)]);
+        assert_eq!(copies(), 1 + 3 + 1);
+        assert_eq!(
+            (first.content(), third.content()),
+            (vec![1; 100], vec![3; 200])
+        );
+        assert_eq!(pool.left(Direction::In), 4);
+    }
+}

@@ -198,3 +198,19 @@ fn closing_gives_shared_slots_back() {
     assert!(!out.is_busy());
     assert_eq!(pool.left(Direction::Out), 4);
 }
+
+#[test]
+fn memory_that_is_not_mapped_fails_its_own_payload_alone() {
+    let (device, copies) = counting(StandIn::new(8));
+    let mut out = StagedSend::new(Pool::new(SLOT, 8 * SLOT));
+    let memory = some_memory(100);
+    for (seq, memory) in [&memory, &no_memory(50), &memory].into_iter().enumerate() {
+        out.push(answer(seq as u32, &device, memory));
+    }
+    out.step(true).unwrap();
+    assert_eq!(copies(), 1);
+    assert_eq!(send_next(&mut out).unwrap(), memory.content());
+    assert!(matches!(send_next(&mut out), Err(Error::MemoryFault)));
+    assert_eq!(send_next(&mut out).unwrap(), memory.content());
+    assert_eq!(copies(), 4);
+}

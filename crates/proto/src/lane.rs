@@ -655,9 +655,11 @@ impl<O: Offer, A> Lane<O, A> {
             || !self.read_offers.is_empty()
     }
 
-    /// Whether payload waits to be sent: an answer, or an offer of a WRITE for which `has_chunks` holds.
+    /// Whether payload waits to be sent on this lane: an answer, or a WRITE of which the other lanes
+    /// probably leave a chunk.
     #[must_use]
-    pub fn has_payload(&self, has_chunks: impl Fn(&O) -> bool) -> bool {
+    pub fn has_payload(&self) -> bool {
+        let has_chunks = |offer: &O| offer.left() >= offer.chunks().min(self.lanes).max(1);
         !self.answers.is_empty() || self.write_offers.iter().take(MAX_LOOKS).any(has_chunks)
     }
 

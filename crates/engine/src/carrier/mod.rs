@@ -152,8 +152,9 @@ pub(crate) trait SendCarrier: Send {
         0
     }
 
-    /// Whether another payload may be pushed.
-    fn has_room(&mut self) -> bool {
+    /// Whether another payload of so many bytes may be pushed. One that is a chunk of a run could go to
+    /// other lanes as well; an answer could not.
+    fn has_room(&mut self, _bytes: usize, _run: Option<&Arc<Run>>) -> bool {
         true
     }
 
@@ -166,8 +167,10 @@ pub(crate) trait SendCarrier: Send {
         false
     }
 
-    /// Waits the few microseconds that preparing a lone small payload takes.
-    fn look(&mut self) {}
+    /// Waits the few microseconds that preparing a lone small payload takes; says whether it is ready.
+    fn look(&mut self) -> bool {
+        false
+    }
 
     /// Whether payloads wait whose frames have not begun.
     fn has_next(&self) -> bool {

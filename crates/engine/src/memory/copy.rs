@@ -60,14 +60,27 @@ impl Copier {
         cursor: Cursor,
         to: Span,
     ) -> Result<PendingCopy, Error> {
-        let at = to.address() as *mut u8;
         self.collect(spans, cursor, to.len());
-        if let Some(copy) = self.join(device, Move::Gather, at, to.len()) {
+        let ranges = std::mem::take(&mut self.ranges);
+        let copy = self.gather_ranges(device, &ranges, to);
+        self.ranges = ranges;
+        copy
+    }
+
+    /// Starts copying ranges of a device's memory, back to back, to pinned memory of their length.
+    pub(crate) fn gather_ranges(
+        &mut self,
+        device: &dyn Device,
+        from: &[Range],
+        to: Span,
+    ) -> Result<PendingCopy, Error> {
+        let at = to.address() as *mut u8;
+        if let Some(copy) = self.join(device, Move::Gather, from, at) {
             return Ok(copy);
         }
-        // SAFETY: the spans are registered memory of the device, which stays valid until its revocation
+        // SAFETY: the ranges are registered memory of the device, which stays valid until its revocation
         // has waited for this copy; `to` is pinned and is not given back before the copy is over.
-        self.start(device, |queue, from| unsafe { queue.gather(from, at) })
+        self.start(device, |queue| unsafe { queue.gather(from, at) })
     }
 
     /// Starts copying pinned memory to a device's, from where `cursor` stands in `spans`.
@@ -78,13 +91,26 @@ impl Copier {
         cursor: Cursor,
         from: Span,
     ) -> Result<PendingCopy, Error> {
-        let at = from.address() as *mut u8;
         self.collect(spans, cursor, from.len());
-        if let Some(copy) = self.join(device, Move::Scatter, at, from.len()) {
+        let ranges = std::mem::take(&mut self.ranges);
+        let copy = self.scatter_ranges(device, from, &ranges);
+        self.ranges = ranges;
+        copy
+    }
+
+    /// Starts copying pinned memory to ranges of a device's, of its length together.
+    pub(crate) fn scatter_ranges(
+        &mut self,
+        device: &dyn Device,
+        from: Span,
+        to: &[Range],
+    ) -> Result<PendingCopy, Error> {
+        let at = from.address() as *mut u8;
+        if let Some(copy) = self.join(device, Move::Scatter, to, at) {
             return Ok(copy);
         }
-        // SAFETY: as in `gather`.
-        self.start(device, |queue, to| unsafe { queue.scatter(at, to) })
+        // SAFETY: as in `gather_ranges`.
+        self.start(device, |queue| unsafe { queue.scatter(at, to) })
     }
 
     /// Starts copying fragments within a device, which end within 4 GiB after `base`, to where the cursor stands in `to`.
@@ -110,11 +136,9 @@ impl Copier {
             source.advance(from, count);
             target.advance(to, count);
         }
-        // SAFETY: as in `gather`, for both lists; the fragments stay until their receive is consumed, which is after this
-        // copy.
-        let copy = self.start(device, |queue, _| unsafe {
-            queue.unpack(base, 0, &entries)
-        });
+        // SAFETY: as in `gather_ranges`, for both lists; the fragments stay until their receive is consumed,
+        // which is after this copy.
+        let copy = self.start(device, |queue| unsafe { queue.unpack(base, 0, &entries) });
         self.entries = entries;
         copy
     }
@@ -126,11 +150,10 @@ impl Copier {
         from: &[Span],
         to: &[Span],
     ) -> Result<PendingCopy, Error> {
-        let len = from.iter().map(Span::len).sum();
-        let to: Vec<_> = to.iter().map(range).collect();
-        self.collect(from, Cursor::default(), len);
-        // SAFETY: as in `gather`, for both lists; the caller keeps them valid.
-        self.start(device, |queue, from| unsafe { queue.copy(from, &to) })
+        let ranges = |spans: &[Span]| spans.iter().map(range).collect::<Vec<_>>();
+        let (from, to) = (ranges(from), ranges(to));
+        // SAFETY: as in `gather_ranges`, for both lists; the caller keeps them valid.
+        self.start(device, |queue| unsafe { queue.copy(&from, &to) })
     }
 
     /// Whether a copy is over. `wish` says how much the caller needs it.
@@ -161,13 +184,13 @@ impl Copier {
         met.1.as_deref()
     }
 
-    /// Joins the ranges of [`Copier::collect`] to the device's batches, if they are better there.
+    /// Joins a copy to the device's batches, if it is better there.
     fn join(
         &mut self,
         device: &dyn Device,
         direction: Move,
+        ranges: &[Range],
         host: *mut u8,
-        len: usize,
     ) -> Option<PendingCopy> {
         let identity = device.identity();
         if !self.batches.iter().any(|met| met.0 == identity) {
@@ -175,11 +198,12 @@ impl Copier {
             self.batches.push((identity, found));
         }
         let batches = self.met(identity)?;
-        if !batches.suits(direction, self.ranges.len(), len) {
+        let len = ranges.iter().map(|range| range.len).sum();
+        if !batches.suits(direction, ranges.len(), len) {
             return None;
         }
-        // SAFETY: as in `gather`.
-        let ticket = unsafe { batches.add(direction, &self.ranges, host)? };
+        // SAFETY: as in `gather_ranges`.
+        let ticket = unsafe { batches.add(direction, ranges, host)? };
         let device = identity;
         Some(PendingCopy::Batched { device, ticket })
     }
@@ -187,25 +211,14 @@ impl Copier {
     /// Notes `len` bytes of a device's memory, from where `cursor` stands in `spans`, as ranges.
     fn collect(&mut self, spans: &[Span], cursor: Cursor, len: usize) {
         self.ranges.clear();
-        let mut left = len;
-        for span in cursor.rest(spans) {
-            if left == 0 {
-                break;
-            }
-            let len = span.len().min(left);
-            self.ranges.push(Range {
-                address: span.address(),
-                len,
-            });
-            left -= len;
-        }
+        self.ranges.extend(ranges_of(spans, &cursor, len));
     }
 
     /// Starts a copy on the queue of a device.
     fn start(
         &mut self,
         device: &dyn Device,
-        start: impl Fn(&mut dyn Queue, &[Range]) -> Result<Ticket, tcpx_cuda::Error>,
+        start: impl Fn(&mut dyn Queue) -> Result<Ticket, tcpx_cuda::Error>,
     ) -> Result<PendingCopy, Error> {
         let identity = device.identity();
         let at = match self.queues.iter().position(|q| q.device == identity) {
@@ -224,7 +237,7 @@ impl Copier {
         let serial = made.serial;
         let mut turns = 0;
         let outcome = loop {
-            match start(made.queue.as_mut(), &self.ranges) {
+            match start(made.queue.as_mut()) {
                 // Copies that are under way make room when they end; if they fail, this one does.
                 Err(tcpx_cuda::Error::QueueFull { .. }) => tcpx_cuda::give_way(&mut turns),
                 outcome => break outcome,
@@ -265,6 +278,23 @@ impl Copier {
     fn fail(&mut self, serial: u64) {
         self.queues.retain(|q| q.serial != serial);
     }
+}
+
+/// The ranges of `len` bytes, from where `cursor` stands in `spans`.
+pub(crate) fn ranges_of<'a>(
+    spans: &'a [Span],
+    cursor: &'a Cursor,
+    len: usize,
+) -> impl Iterator<Item = Range> + 'a {
+    cursor.rest(spans).scan(len, |left, span| {
+        let len = span.len().min(*left);
+        let is_needed = *left > 0;
+        *left -= len;
+        is_needed.then_some(Range {
+            address: span.address(),
+            len,
+        })
+    })
 }
 
 fn range(span: &Span) -> Range {

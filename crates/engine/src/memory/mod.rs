@@ -11,7 +11,7 @@ mod slots;
 mod staging;
 
 pub use self::buffer::Buffer;
-pub(crate) use self::copy::{Copier, PendingCopy};
+pub(crate) use self::copy::{Copier, PendingCopy, ranges_of};
 pub(crate) use self::grant::{Grant, Place};
 #[cfg(test)]
 pub(crate) use self::nearness::tests as nearness_tests;

@@ -107,9 +107,15 @@ impl Pieces {
     /// One piece of host memory, for tests that never touch it.
     #[cfg(test)]
     pub(crate) fn untouched(local: Span) -> Self {
+        Self::unregistered(local, None)
+    }
+
+    /// One piece of a device's memory, for tests without a registry.
+    #[cfg(test)]
+    pub(crate) fn unregistered(local: Span, device: Option<&Arc<dyn Device>>) -> Self {
         let mut pieces = Self::default();
         pieces.groups.push(Group {
-            device: None,
+            device: device.cloned(),
             remote: MemoryKind::Host,
         });
         pieces.list.push(Piece {

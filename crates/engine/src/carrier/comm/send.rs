@@ -16,6 +16,7 @@ use super::{Broken, INLINE_BYTES, Patience};
 use crate::carrier::{Begin, LetGo, Outgoing, SendCarrier};
 use crate::error::Error;
 use crate::memory::{Copier, PendingCopy, Place};
+use crate::transfer::Run;
 
 /// Messages that a device copies ahead of those that are being sent.
 const DEPTH: usize = 4;
@@ -333,7 +334,7 @@ impl SendCarrier for CommSend {
     }
 
     /// All payloads that were announced are in the plugin's hands.
-    fn has_room(&mut self) -> bool {
+    fn has_room(&mut self, _bytes: usize, _run: Option<&Arc<Run>>) -> bool {
         let comm = self.comm.as_ref();
         self.frames.back().is_none_or(Frame::is_posted)
             && comm.is_some_and(|comm| comm.in_flight() < comm.slots())

@@ -3,13 +3,17 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use tcpx_cuda::{Device, Wish};
+use tcpx_cuda::{Device, Range, Wish};
 use tcpx_net::{Cursor, Span};
 
 use crate::carrier::{Begin, LetGo, Outgoing, SendCarrier};
 use crate::config::staging::DEPTH;
 use crate::error::Error;
-use crate::memory::{Copier, Direction, PendingCopy, Place, Pool, Slot, glance};
+use crate::memory::{Copier, Direction, PendingCopy, Place, Pool, Slot, glance, ranges_of};
+use crate::transfer::Run;
+
+/// Payloads that wait for their frames at most: enough to share slots, few enough to look through.
+pub(super) const MAX_QUEUED: usize = 64;
 
 /// Sends payload from slots, into which a device copies it ahead of time and while the payloads before
 /// it are being sent.
@@ -20,9 +24,11 @@ pub(crate) struct StagedSend {
     queue: VecDeque<Staged>,
     /// The payload whose frame has begun.
     current: Option<Staged>,
-    /// Slots that payloads may still be pushed for. Asked of the pool once for each frame and only
-    /// where something is to be staged: what cannot be copied yet is better left to other lanes.
-    slots_left: Option<usize>,
+    /// Room for payloads that may still be pushed. Asked of the pool once for each frame and only where
+    /// something is to be staged: what cannot be copied yet is better left to other lanes.
+    space: Option<Space>,
+    /// The blocks of the copy that is being started.
+    ranges: Vec<Range>,
     /// What [`SendCarrier::ready`] returned last.
     ready: Option<[Span; 1]>,
     over: Option<Outgoing>,
@@ -40,54 +46,166 @@ impl StagedSend {
             pool,
             queue: VecDeque::new(),
             current: None,
-            slots_left: None,
+            space: None,
+            ranges: Vec::new(),
             ready: None,
             over: None,
         }
     }
 
-    fn slots_left(&mut self) -> usize {
-        if let Some(left) = self.slots_left {
-            return left;
-        }
-        let left = if self.queue.iter().any(|s| s.out.is_unstarted()) {
-            0
-        } else {
-            let held: usize = self.queue.iter().map(|s| s.out.slots()).sum();
-            let left = DEPTH.saturating_sub(held);
-            let left = left.min(self.pool.left(Direction::Out));
-            left.max(usize::from(self.queue.is_empty()))
-        };
-        self.slots_left = Some(left);
-        left
+    /// Slots that hold payloads whose frames have not begun, but for the one that is being sent from.
+    fn slots_ahead(&self) -> usize {
+        let current = self.current.as_ref().and_then(|s| s.out.parts.back());
+        let mut last = current.map(|part| Arc::as_ptr(&part.slot));
+        let parts = self.queue.iter().flat_map(|s| &s.out.parts);
+        // Payloads that share a slot follow each other.
+        parts
+            .filter(|part| {
+                let slot = Some(Arc::as_ptr(&part.slot));
+                std::mem::replace(&mut last, slot) != slot
+            })
+            .count()
     }
 
-    /// Starts as many copies as there are slots for, in the order in which they will be sent. A slot's
-    /// worth to begin with: all lanes begin at once, the device copies for one after the other, and so
-    /// all can soon send.
+    fn space(&mut self) -> &mut Space {
+        let space = self.space.take().unwrap_or_else(|| self.measure());
+        self.space.insert(space)
+    }
+
+    fn measure(&self) -> Space {
+        let left = DEPTH.saturating_sub(self.slots_ahead());
+        let left = left.min(self.pool.left(Direction::Out));
+        let mut space = Space {
+            slot_bytes: self.pool.slot_bytes(),
+            slots: left.max(usize::from(self.queue.is_empty())),
+            rest: 0,
+        };
+        for staged in &self.queue {
+            space.take(staged.out.unstarted);
+        }
+        space
+    }
+
+    /// Starts copies, in the order in which they will be sent: payloads that wait and fit a slot
+    /// together share it, and one copy.
     fn start_copies(&mut self) {
-        let mut slots: usize = self.queue.iter().map(|s| s.out.slots()).sum();
-        let mut started: usize = self.queue.iter().map(|s| s.out.started()).sum();
-        let is_sending = self.current.is_some();
-        let slot_bytes = self.pool.slot_bytes();
-        let mut index = 0;
-        while index < self.queue.len() && slots < DEPTH && (is_sending || started < slot_bytes) {
-            let Staged { payload, out } = &mut self.queue[index];
-            if !out.is_unstarted() {
-                index += 1;
-                continue;
+        while let Some(first) = self.queue.iter().position(|s| s.out.is_unstarted()) {
+            let (count, bytes) = self.group(first);
+            if !self.may_start(bytes) || !self.start_group(first, count, bytes) {
+                return;
             }
-            match out.start(payload.place().spans, &mut self.copier, &self.pool) {
-                Ok(Some(bytes)) => {
-                    slots += 1;
-                    started += bytes;
+        }
+    }
+
+    /// How many payloads, from this one on, one slot takes together, and of how many bytes.
+    fn group(&self, first: usize) -> (usize, usize) {
+        let slot_bytes = self.pool.slot_bytes();
+        let device = self.queue[first].out.device();
+        let (mut count, mut bytes) = (0, 0);
+        for Staged { out, .. } in self.queue.range(first..) {
+            if count > 0 && (bytes + out.unstarted > slot_bytes || !out.device.is_same(device)) {
+                break;
+            }
+            bytes += out.unstarted.min(slot_bytes);
+            count += 1;
+        }
+        (count, bytes)
+    }
+
+    /// Whether a slot of so many bytes may be started now. Before anything is sent a slot's worth may:
+    /// all lanes begin at once, the device copies for one after the other, and so all can soon send.
+    /// While something is being sent, little is collected until nothing else is copied ahead.
+    fn may_start(&self, bytes: usize) -> bool {
+        let slot_bytes = self.pool.slot_bytes();
+        let slots = self.slots_ahead();
+        slots < DEPTH
+            && match self.current {
+                None => self.queue.iter().map(|s| s.out.started()).sum::<usize>() < slot_bytes,
+                Some(_) => slots == 0 || bytes > slot_bytes / 2,
+            }
+    }
+
+    /// Starts the copy of `count` payloads, from `first` on, to one slot; false where there is no slot
+    /// now: worth another look later.
+    fn start_group(&mut self, first: usize, count: usize, bytes: usize) -> bool {
+        let device = Arc::clone(&self.queue[first].out.device);
+        let slot = match self.pool.take(device.as_ref(), Direction::Out) {
+            Ok(Some(slot)) => Ok(Arc::new(slot)),
+            Ok(None) => return false,
+            Err(error) => Err(error),
+        };
+        self.ranges.clear();
+        for Staged { payload, out } in self.queue.range(first..first + count) {
+            let len = out.unstarted.min(bytes);
+            self.ranges
+                .extend(ranges_of(payload.place().spans, &out.at, len));
+        }
+        let started = slot.and_then(|slot| {
+            let to = slot.span(0, bytes);
+            let copy = self
+                .copier
+                .gather_ranges(device.as_ref(), &self.ranges, to)?;
+            Ok((slot, copy))
+        });
+        let mut at = 0;
+        let group = self.queue.range_mut(first..first + count);
+        // Others were given up.
+        for Staged { payload, out } in group.filter(|s| s.out.is_unstarted()) {
+            match &started {
+                Ok((slot, copy)) => {
+                    let len = out.unstarted.min(bytes);
+                    out.add(
+                        slot,
+                        at..at + len,
+                        (*copy, count > 1),
+                        payload.place().spans,
+                    );
+                    at += len;
                 }
-                // Worth another look later.
-                Ok(None) => return,
-                Err(error) => {
-                    out.fail(error);
-                    index += 1;
-                }
+                Err(error) => out.fail(error.clone()),
+            }
+        }
+        true
+    }
+
+    /// Whether a run has so many chunks here that the next is better left to other lanes: one that is
+    /// alone must stay spread over them. Counted as if each had a slot of its own.
+    fn has_its_share(&mut self, run: &Arc<Run>) -> bool {
+        if run.plan.len() == 1 {
+            return false;
+        }
+        let is_of_run = |staged: &&Staged| match &staged.payload {
+            Outgoing::Chunk(chunk) => Arc::ptr_eq(&chunk.run, run),
+            Outgoing::Answer { .. } => false,
+        };
+        match self.queue.iter().filter(is_of_run).count() {
+            0 => false,
+            chunks => chunks >= DEPTH || self.space().slots == 0,
+        }
+    }
+}
+
+/// Room for payloads that have no slot yet.
+struct Space {
+    slot_bytes: usize,
+    /// Slots that nothing is to go to.
+    slots: usize,
+    /// Bytes behind the last payload, in the slot that it is to go to.
+    rest: usize,
+}
+
+impl Space {
+    fn has(&self, bytes: usize) -> bool {
+        self.slots > 0 || bytes <= self.rest
+    }
+
+    fn take(&mut self, bytes: usize) {
+        match self.rest.checked_sub(bytes) {
+            Some(rest) => self.rest = rest,
+            None => {
+                let slots = bytes.div_ceil(self.slot_bytes);
+                self.rest = slots * self.slot_bytes - bytes;
+                self.slots = self.slots.saturating_sub(slots);
             }
         }
     }
@@ -102,20 +220,24 @@ impl SendCarrier for StagedSend {
         true
     }
 
-    fn look(&mut self) {
-        if let [staged] = self.queue.make_contiguous() {
-            staged.out.look(&mut self.copier);
+    fn look(&mut self) -> bool {
+        match self.queue.make_contiguous() {
+            [staged] => staged.out.look(&mut self.copier),
+            _ => false,
         }
     }
 
-    fn has_room(&mut self) -> bool {
-        self.slots_left() > 0
+    fn has_room(&mut self, bytes: usize, run: Option<&Arc<Run>>) -> bool {
+        self.queue.len() < MAX_QUEUED
+            && self.space().has(bytes)
+            && run.is_none_or(|run| !self.has_its_share(run))
     }
 
     fn push(&mut self, payload: Outgoing) {
         let bytes = payload.bytes();
-        let slots = bytes.div_ceil(self.pool.slot_bytes());
-        self.slots_left = self.slots_left.map(|left| left.saturating_sub(slots));
+        if let Some(space) = &mut self.space {
+            space.take(bytes);
+        }
         // Only payload on a device is pushed here.
         if let Some(device) = payload.place().device.cloned() {
             let out = Outbound::new(&device, bytes);
@@ -128,11 +250,12 @@ impl SendCarrier for StagedSend {
     }
 
     fn poll_begin(&mut self) -> Begin<'_> {
-        self.slots_left = None;
+        self.space = None;
         let Some(front) = self.queue.front_mut() else {
             return Begin::Nothing;
         };
-        let ready = front.out.ready(&mut self.copier);
+        let spans = front.payload.place().spans;
+        let ready = front.out.ready(spans, &mut self.copier);
         if let Ok(None) = ready {
             return Begin::Nothing;
         }
@@ -153,10 +276,11 @@ impl SendCarrier for StagedSend {
     }
 
     fn ready(&mut self) -> Result<Option<(&[Span], Cursor)>, Error> {
-        let Some(current) = &mut self.current else {
+        let Some(Staged { payload, out }) = &mut self.current else {
             return Ok(None);
         };
-        self.ready = current.out.ready(&mut self.copier)?.map(|span| [span]);
+        let ready = out.ready(payload.place().spans, &mut self.copier)?;
+        self.ready = ready.map(|span| [span]);
         let spans = self.ready.as_ref().map(|spans| &spans[..]);
         Ok(spans.map(|spans| (spans, Cursor::default())))
     }
@@ -173,7 +297,7 @@ impl SendCarrier for StagedSend {
 
     fn step(&mut self, _announced: bool) -> Result<bool, Error> {
         self.start_copies();
-        self.slots_left = None;
+        self.space = None;
         Ok(false)
     }
 
@@ -226,16 +350,22 @@ pub(super) struct Outbound {
     at: Cursor,
     /// Bytes after that.
     unstarted: usize,
-    /// Oldest first; only the last may be shorter than its slot.
+    /// Oldest first; only the last may be shorter than its slot, and share it with other chunks.
     parts: VecDeque<Part>,
     failed: Option<Error>,
     looked: bool,
 }
 
 struct Part {
-    slot: Slot,
-    // sent ≤ len ≤ slot.len()
+    slot: Arc<Slot>,
+    /// Where it begins in the slot.
+    at: usize,
+    // sent ≤ len ≤ slot.len() - at
     len: usize,
+    /// Where it begins in the chunk's spans.
+    start: Cursor,
+    /// Whether the copy is also that of other chunks.
+    is_shared: bool,
     sent: usize,
     copy: PendingCopy,
     is_over: bool,
@@ -253,9 +383,8 @@ impl Outbound {
         }
     }
 
-    /// Slots that it holds.
-    pub(super) fn slots(&self) -> usize {
-        self.parts.len()
+    pub(super) fn device(&self) -> &dyn Device {
+        self.device.as_ref()
     }
 
     /// Whether all of it was sent.
@@ -273,37 +402,40 @@ impl Outbound {
         self.parts.iter().map(|part| part.len).sum()
     }
 
-    /// Starts the copy of one more part, of so many bytes; none when there is no slot for it now.
-    pub(super) fn start(
+    /// Starts the copy of one more part, as much as the slot takes.
+    pub(super) fn start_in(
         &mut self,
+        slot: &Arc<Slot>,
         spans: &[Span],
         copier: &mut Copier,
-        pool: &Arc<Pool>,
-    ) -> Result<Option<usize>, Error> {
-        let Some(slot) = pool.take(self.device.as_ref(), Direction::Out)? else {
-            return Ok(None);
-        };
-        self.start_in(slot, spans, copier).map(Some)
-    }
-
-    fn start_in(
-        &mut self,
-        slot: Slot,
-        spans: &[Span],
-        copier: &mut Copier,
-    ) -> Result<usize, Error> {
+    ) -> Result<(), Error> {
         let len = self.unstarted.min(slot.len());
         let copy = copier.gather(self.device.as_ref(), spans, self.at, slot.span(0, len))?;
-        self.at.advance(spans, len);
-        self.unstarted -= len;
+        self.add(slot, 0..len, (copy, false), spans);
+        Ok(())
+    }
+
+    /// Adds a part whose copy to a part of the slot was started.
+    fn add(
+        &mut self,
+        slot: &Arc<Slot>,
+        at: std::ops::Range<usize>,
+        (copy, is_shared): (PendingCopy, bool),
+        spans: &[Span],
+    ) {
+        let start = self.at;
+        self.at.advance(spans, at.len());
+        self.unstarted -= at.len();
         self.parts.push_back(Part {
-            slot,
-            len,
+            slot: Arc::clone(slot),
+            at: at.start,
+            len: at.len(),
+            start,
+            is_shared,
             sent: 0,
             copy,
             is_over: false,
         });
-        Ok(len)
     }
 
     /// It is given up, or a copy could not be started: [`Outbound::ready`] says why. No more copies are.
@@ -312,8 +444,13 @@ impl Outbound {
         self.failed = Some(error);
     }
 
-    /// What can be sent now; nothing while its copy is under way.
-    pub(super) fn ready(&mut self, copier: &mut Copier) -> Result<Option<Span>, Error> {
+    /// What can be sent now; nothing while its copy is under way. Where memory of a shared copy is not
+    /// mapped, the part is copied again alone: it may be that of another chunk.
+    pub(super) fn ready(
+        &mut self,
+        spans: &[Span],
+        copier: &mut Copier,
+    ) -> Result<Option<Span>, Error> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
@@ -322,26 +459,39 @@ impl Outbound {
         };
         if !part.is_over {
             // Asked for when there is nothing else to send.
-            part.is_over = copier.is_done(part.copy, Wish::Soon)?;
+            part.is_over = match copier.is_done(part.copy, Wish::Soon) {
+                Err(Error::MemoryFault) if part.is_shared => {
+                    let to = part.slot.span(part.at, part.at + part.len);
+                    part.copy = copier.gather(self.device.as_ref(), spans, part.start, to)?;
+                    part.is_shared = false;
+                    false
+                }
+                outcome => outcome?,
+            };
         }
-        Ok(part.is_over.then(|| part.slot.span(part.sent, part.len)))
+        let (from, to) = (part.at + part.sent, part.at + part.len);
+        Ok(part.is_over.then(|| part.slot.span(from, to)))
     }
 
     /// Right after the start of a chunk that is small: waits the few microseconds that its copy takes.
-    pub(super) fn look(&mut self, copier: &mut Copier) {
+    /// Says whether it is over.
+    pub(super) fn look(&mut self, copier: &mut Copier) -> bool {
+        let mut is_over = false;
         if self.unstarted == 0
             && !std::mem::replace(&mut self.looked, true)
             && let [part] = self.parts.make_contiguous()
         {
-            // A failure is found again by `ready`.
             glance(part.len, || {
-                copier.is_done(part.copy, Wish::Soon).unwrap_or(true)
+                // A failure is found again by `ready`.
+                is_over = copier.is_done(part.copy, Wish::Soon).unwrap_or(true);
+                is_over
             });
         }
+        is_over
     }
 
     /// Counts bytes of [`Outbound::ready`] as sent. A slot that is empty takes the next part at once, so that a
-    /// chunk whose sending has begun never waits for slots that others hold.
+    /// chunk whose sending has begun never waits for slots that others hold: only its last part shares one.
     pub(super) fn sent(
         &mut self,
         count: usize,
@@ -358,7 +508,7 @@ impl Outbound {
         if let Some(part) = self.parts.pop_front()
             && self.unstarted > 0
         {
-            self.start_in(part.slot, spans, copier)?;
+            self.start_in(&part.slot, spans, copier)?;
         }
         Ok(())
     }
@@ -369,7 +519,7 @@ impl Outbound {
         let mut rest = Ok(());
         if self.unstarted > 0 {
             let slot = Slot::own(self.device.as_ref(), self.unstarted);
-            rest = slot.and_then(|slot| self.start_in(slot, spans, copier).map(drop));
+            rest = slot.and_then(|slot| self.start_in(&Arc::new(slot), spans, copier));
         }
         let waited = self.wait(copier);
         rest.and(waited)

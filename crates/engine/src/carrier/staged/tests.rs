@@ -1,5 +1,7 @@
 //! Chunks through slots and back, on the stand-in for a device, which copies on a thread of its own.
 
+mod shared;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -53,6 +55,20 @@ impl Memory {
     }
 }
 
+/// Starts the copy of the next part, if there is a slot for it.
+fn start(
+    out: &mut Outbound,
+    spans: &[Span],
+    copier: &mut Copier,
+    pool: &Arc<Pool>,
+) -> Result<bool, Error> {
+    let Some(slot) = pool.take(out.device(), Direction::Out)? else {
+        return Ok(false);
+    };
+    out.start_in(&Arc::new(slot), spans, copier)?;
+    Ok(true)
+}
+
 /// Takes the whole chunk out, at most `step` bytes at a time.
 fn take_out(
     out: &mut Outbound,
@@ -64,8 +80,8 @@ fn take_out(
     let total: usize = spans.iter().map(Span::len).sum();
     let mut bytes = Vec::new();
     while bytes.len() < total {
-        while out.is_unstarted() && out.start(spans, copier, pool)?.is_some() {}
-        if let Some(ready) = out.ready(copier)? {
+        while out.is_unstarted() && start(out, spans, copier, pool)? {}
+        if let Some(ready) = out.ready(spans, copier)? {
             let count = ready.len().min(step);
             let at = bytes.len();
             bytes.resize(at + count, 0);
@@ -191,8 +207,7 @@ fn letting_go_keeps_the_bytes_and_needs_the_memory_no_more() {
     let expected = source.content();
     let mut copier = Copier::default();
     let mut out = Outbound::new(&device, expected.len());
-    let started = out.start(&source.spans, &mut copier, &pool).unwrap();
-    assert!(started.is_some());
+    assert!(start(&mut out, &source.spans, &mut copier, &pool).unwrap());
     out.let_go(&source.spans, &mut copier).unwrap();
     source.bytes.fill(0);
     let bytes = take_out(&mut out, &source.spans, &mut copier, &pool, 1000).unwrap();
@@ -280,7 +295,7 @@ fn what_is_given_up_is_not_copied_any_more() {
     assert!(out.is_unstarted());
     out.fail(Error::Aborted);
     assert!(!out.is_unstarted(), "its memory may be gone");
-    assert!(out.ready(&mut Copier::default()).is_err());
+    assert!(out.ready(&[], &mut Copier::default()).is_err());
 }
 
 #[test]
@@ -357,10 +372,9 @@ fn letting_go_waits_also_where_there_is_no_memory() {
         let source = Memory::new(&[5 << 20], 0, |i| i as u8);
         let mut copier = Copier::default();
         let mut out = Outbound::new(&device, 5 << 20);
-        let started = out.start(&source.spans, &mut copier, &pool).unwrap();
-        assert!(started.is_some());
+        assert!(start(&mut out, &source.spans, &mut copier, &pool).unwrap());
         assert!(out.let_go(&source.spans, &mut copier).is_err());
-        let ready = out.ready(&mut copier).unwrap();
+        let ready = out.ready(&source.spans, &mut copier).unwrap();
         assert!(ready.is_some(), "a copy was still under way");
     }
 }

@@ -118,16 +118,20 @@ impl Receiver {
         if self.closed {
             return Ok(Received::Nothing);
         }
-        // While bytes come in, copies are only asked after once there are newer ones: by then they are
-        // over.
-        if self.carriers.is_deep() {
+        // While bytes come in, copies are asked after once there are newer ones: by then they are over.
+        let has_looked = self.carriers.is_deep();
+        if has_looked {
             self.land(lane, connection, events)?;
         }
         let received = self.step_stream(lane, connection, events)?;
         let moved = self.step_beside(lane)?;
-        // Copies of a payload that is still being received count too: they give slots back.
-        let is_landing = || self.carriers.is_busy() || !self.landing.is_empty();
-        if moved || (received != Received::More && is_landing()) {
+        // Copies of a payload that is incomplete count too: they give slots back. None is asked after twice.
+        let is_due = match received {
+            Received::More => false,
+            Received::Nothing if has_looked && self.carriers.is_busy() => false,
+            _ => self.carriers.is_busy() || !self.landing.is_empty(),
+        };
+        if moved || is_due {
             self.land(lane, connection, events)?;
         }
         Ok(if moved { Received::More } else { received })

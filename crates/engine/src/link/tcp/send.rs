@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use tcpx_net::Cursor;
 use tcpx_proto::frame::{FLAG_MORE, FLAG_NOTIFY, Header, Kind};
-use tcpx_proto::lane::{Chunk, ChunkId, Offer, Room, Transmit};
+use tcpx_proto::lane::{Chunk, ChunkId, Room, Transmit};
 
 use super::Connection;
 use super::event::Event;
@@ -17,7 +17,7 @@ use crate::carrier::{Begin, LetGo, Outgoing, SendCarrier, SendCarriers, Way};
 use crate::error::Error;
 use crate::log::limited;
 use crate::memory::{Grant, Place, Pool, Refusal};
-use crate::transfer::{After, ChunkRef, Offered, Op};
+use crate::transfer::{After, ChunkRef, Offered, Op, Run};
 
 /// READ requests are gathered into one system call up to this size.
 const MAX_HEAD_BYTES: usize = 32 << 10;
@@ -199,8 +199,7 @@ impl Sender {
         drop(books);
         if let Some(way) = self.carriers.preparing() {
             self.prepare();
-            if !begun && self.head.is_empty() {
-                self.carriers.get(way).look();
+            if !begun && self.head.is_empty() && self.carriers.get(way).look() {
                 self.begin(way, lane, None);
             }
         }
@@ -312,11 +311,10 @@ impl Sender {
 
     /// Whether more payload follows the one whose frame has begun.
     fn has_further_payload(&mut self, way: Way, lane: &Lane, books: Option<&mut Books>) -> bool {
-        let has_chunks = |offered: &Offered| offered.has_more();
         self.carriers.get(way).has_next()
             || match books {
-                Some(books) => books.lane.has_payload(has_chunks),
-                None => lane.books.lock().lane.has_payload(has_chunks),
+                Some(books) => books.lane.has_payload(),
+                None => lane.books.lock().lane.has_payload(),
             }
     }
 
@@ -401,10 +399,10 @@ struct RoomNow<'a> {
 }
 
 impl RoomNow<'_> {
-    fn is_for(&mut self, place: &Place<'_>, bytes: usize) -> bool {
+    fn is_for(&mut self, place: &Place<'_>, bytes: usize, run: Option<&Arc<Run>>) -> bool {
         let way = self.carriers.choose(place, bytes);
         let carrier = self.carriers.get(way);
-        (self.kinds == Kinds::All || carrier.prepares()) && carrier.has_room()
+        (self.kinds == Kinds::All || carrier.prepares()) && carrier.has_room(bytes, run)
     }
 }
 
@@ -412,13 +410,15 @@ impl Room<Offered, Answer> for RoomNow<'_> {
     fn for_write(&mut self, Offered(run): &Offered) -> bool {
         // Without a chunk, taking one finds that out.
         run.peek()
-            .is_none_or(|(place, bytes)| self.is_for(&place, bytes))
+            .is_none_or(|(place, bytes)| self.is_for(&place, bytes, Some(run)))
     }
 
     fn for_answer(&mut self, answer: &Answer) -> bool {
         match &answer.outcome {
             // Refused, now or before, it needs none.
-            Ok(grant) if !grant.has_dead_memory() => self.is_for(&grant.place(), answer.bytes),
+            Ok(grant) if !grant.has_dead_memory() => {
+                self.is_for(&grant.place(), answer.bytes, None)
+            }
             _ => true,
         }
     }

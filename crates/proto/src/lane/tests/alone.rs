@@ -55,6 +55,21 @@ fn shares_are_counted_for_each_transfer() {
 }
 
 #[test]
+fn payload_follows_where_other_lanes_leave_a_chunk() {
+    let mut lane = Alone::new(64, 64, 4);
+    assert!(!lane.has_payload());
+    let run = Run::new(Op::Write, 1, &[10; 6]);
+    lane.offer(run.clone()).unwrap();
+    for left in (0..6).rev() {
+        assert!(matches!(run.take(), Take::Chunk(_)));
+        assert_eq!(lane.has_payload(), left >= 4, "{left} are left");
+    }
+    // Nobody else has this one.
+    lane.offer(Run::new(Op::Write, 2, &[10])).unwrap();
+    assert!(lane.has_payload());
+}
+
+#[test]
 fn a_window_of_requests_and_a_window_of_writes_are_in_flight_at_most() {
     let mut lane = Alone::new(3, 64, 1);
     lane.offer(Run::new(Op::Read, 1, &[1; 10])).unwrap();

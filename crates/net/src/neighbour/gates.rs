@@ -146,7 +146,8 @@ impl Gates {
     /// such gate.
     #[must_use]
     pub fn enter(&self, index: usize) -> Option<Pass<'_>> {
-        self.count_in(index).then_some(Pass { gates: self, index })
+        // Not made where it is not given: dropping it would count.
+        self.count_in(index).then(|| Pass { gates: self, index })
     }
 
     /// Enters a gate as [`Gates::enter`] does, with a pass that keeps the gates alive.

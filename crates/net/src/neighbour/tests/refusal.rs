@@ -37,6 +37,7 @@ fn memory_of_another_user_is_refused() {
         become_nobody();
         let parent = Neighbour::of(&wire).unwrap();
         let result = parent.read_nonce(nonce.address());
+        say(&wire, "tried");
         let text = result.as_ref().map_err(ToString::to_string);
         let text = text.err().unwrap_or_default();
         refusal(result) == Some(Refusal::OtherUser { uid: 0, gid: 0 })
@@ -49,6 +50,7 @@ fn memory_of_another_user_is_refused() {
         let bytes = process.read_nonce(nonce.address()).unwrap();
         assert_eq!(&bytes, nonce.bytes());
     }
+    expect(&wire, "tried");
     drop(wire);
     assert!(child.wait());
 }

@@ -1,7 +1,7 @@
 use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
@@ -49,9 +49,12 @@ fn nobody_is_inside_once_a_closed_gate_has_no_users() {
     const ROUNDS: usize = 20_000;
     let (owner, user) = both(ROUNDS);
     let free: Vec<_> = (0..ROUNDS).map(|_| AtomicBool::new(false)).collect();
+    // How many gates each user is done with.
+    let done = [const { AtomicUsize::new(0) }; 2];
     std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
+        for done in &done {
+            let (user, free) = (&user, &free);
+            scope.spawn(move || {
                 for (index, free) in free.iter().enumerate() {
                     while let Some(pass) = user.enter(index) {
                         let before = free.load(Ordering::SeqCst);
@@ -60,6 +63,7 @@ fn nobody_is_inside_once_a_closed_gate_has_no_users() {
                         assert!(!before && !after, "inside gate {index}, which is free");
                         drop(pass);
                     }
+                    done.store(index + 1, Ordering::SeqCst);
                 }
             });
         }
@@ -70,8 +74,8 @@ fn nobody_is_inside_once_a_closed_gate_has_no_users() {
                     std::hint::spin_loop();
                 }
                 owner.close(index);
-                // Other counts than those of two threads are no reason to wait.
-                while (1..=2).contains(&owner.users(index)) {
+                let is_left = || done.iter().all(|done| done.load(Ordering::SeqCst) > index);
+                while owner.users(index) != 0 && !is_left() {
                     std::thread::yield_now();
                 }
                 free.store(true, Ordering::SeqCst);

@@ -169,6 +169,12 @@ impl<T: AsRawFd> Private<T> {
             process,
         })
     }
+
+    /// Returns whether the descriptor belongs to the process that is running. Children must not use
+    /// it.
+    pub(crate) fn is_current(&self) -> bool {
+        self.process.is_current()
+    }
 }
 
 impl<T: AsRawFd> Deref for Private<T> {
@@ -182,7 +188,7 @@ impl<T: AsRawFd> Deref for Private<T> {
 impl<T: AsRawFd> Drop for Private<T> {
     fn drop(&mut self) {
         // Closed by the fork; what has its number now is somebody else's.
-        if !self.process.is_current() {
+        if !self.is_current() {
             return;
         }
         let _turn = Turn::take();

@@ -7,16 +7,18 @@
 //! - [`poller`]: one-shot readiness (epoll) with a waker.
 //! - [`fork`]: which process a value belongs to, and descriptors that children do not keep.
 //! - [`process`]: standard error, the end of the process, its limit of descriptors.
+//! - [`neighbour`]: another process on this host: a socket to it, its memory, gates to ours.
 //! - [`interfaces`]: the machine's real network interfaces and how to choose among them.
 //! - [`topology`]: where devices sit in the machine, which interfaces are nearest to a GPU.
 //! - [`cpus`]: the CPUs of a thread and of a NUMA node.
 //!
-//! `unsafe` lives in [`fork`], [`guard`], [`process`], [`span`] and [`stream`] alone.
+//! `unsafe` lives in [`fork`], [`guard`], [`neighbour`], [`process`], [`span`] and [`stream`] alone.
 
 pub mod cpus;
 pub mod fork;
 pub mod guard;
 pub mod interfaces;
+pub mod neighbour;
 pub mod poller;
 pub mod process;
 pub mod span;
@@ -25,6 +27,7 @@ pub mod topology;
 
 pub use fork::{Forked, InProcess, Process};
 pub use guard::{Fault, check_handlers};
+pub use neighbour::{Door, Gates, Neighbour, Wire};
 pub use poller::{Event, Poller, Waker, sleep_exactly};
 pub use span::{Cursor, Span, Store, copy_spans};
 pub use stream::{

@@ -441,7 +441,10 @@ fn inet(address: SockAddr) -> io::Result<SocketAddr> {
         .ok_or_else(|| io::Error::other("not an internet address"))
 }
 
-fn retry_interrupted<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
+/// Repeats a system call that a signal has interrupted.
+pub(crate) fn retry_interrupted<T>(
+    mut call: impl FnMut() -> rustix::io::Result<T>,
+) -> io::Result<T> {
     loop {
         match call() {
             Err(Errno::INTR) => {}

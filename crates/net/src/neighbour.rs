@@ -1,0 +1,40 @@
+//! Neighbours: another process on this host, whose memory is moved without the network.
+//!
+//! ```text
+//!   owner of the memory                              user of the memory
+//!   Door::open ── name ─ ─ ─ (by any other way) ─ ─► Wire::connect
+//!   Door::accept ◄═══════════ Wire ═════════════════► messages with descriptors
+//!   Neighbour::of(&wire)                             Neighbour::of(&wire)
+//!   Nonce::new ── address ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─► Neighbour::read_nonce ── bytes ─ ─► compare
+//!   Gates::create ── descriptor() ─ ─ ─ ─ ─ ─ ─ ─ ─► Gates::open
+//!                                                    enter ─► Neighbour::read, write ─► leave
+//!   close ─► users() == 0, or is_gone() ─► the memory may be freed
+//! ```
+//!
+//! - [`Door`] and [`Wire`]: a Unix socket, which keeps the boundaries of messages, carries
+//!   descriptors, and names the process at its other end.
+//! - [`Neighbour`]: that process; reads and writes its memory by `process_vm_readv` and
+//!   `process_vm_writev`, and tells when it has ended. [`Nonce`] proves that the process that is
+//!   reached is the one that is meant.
+//! - [`Gates`]: counters in shared memory, by which the owner of memory stops the other's access.
+//!
+//! Nothing here waits, and nothing here is trusted: a peer that writes what it likes to the wire
+//! and to the gates costs at most an error, or the time that its own memory is kept. The kernel
+//! decides who reaches whose memory, by the rules of `ptrace`; a [`Refusal`] says what it lacked.
+
+mod door;
+mod error;
+mod gates;
+mod memory;
+mod nonce;
+mod wire;
+
+pub use door::Door;
+pub use error::{Error, Refusal, Side};
+pub use gates::{Gates, OwnedPass, Pass};
+pub use memory::{Neighbour, Remote};
+pub use nonce::{NONCE_BYTES, Nonce};
+pub use wire::{Credentials, MAX_FDS, MAX_MESSAGE, Received, Wire};
+
+#[cfg(all(test, not(miri)))]
+mod tests;

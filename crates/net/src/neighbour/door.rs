@@ -1,0 +1,103 @@
+//! The socket that neighbours connect to.
+
+use std::fmt::Write;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
+};
+
+use super::wire::Wire;
+use crate::fork::Private;
+use crate::stream::retry_interrupted;
+
+/// What the name of every door begins with.
+const PREFIX: &str = "tcpx-";
+
+/// Random bytes in a name.
+const RANDOM_BYTES: usize = 16;
+
+/// Connections that wait for [`Door::accept`]. Whoever finds no room is told so at once and tries
+/// again.
+const BACKLOG: i32 = 16;
+
+/// A listening Unix socket with a random name, to which processes on this host connect.
+///
+/// The name is abstract: it leaves no file, and ends with the door. It can be reached from the same
+/// network namespace alone. Nobody guesses it, but it is no secret: `/proc/net/unix` lists it. Who
+/// has connected is told by [`Wire::credentials`] and proved by [`super::Nonce`].
+#[derive(Debug)]
+pub struct Door {
+    socket: Private<OwnedFd>,
+    name: String,
+}
+
+impl Door {
+    /// Opens a door with a new name.
+    ///
+    /// # Errors
+    /// The process is out of descriptors, or has no source of randomness.
+    pub fn open() -> io::Result<Self> {
+        let mut random = [0; RANDOM_BYTES];
+        getrandom::fill(&mut random)?;
+        let mut name = PREFIX.to_owned();
+        for byte in random {
+            // Writing to a `String` never fails.
+            let _ = write!(name, "{byte:02x}");
+        }
+        let socket = new_socket()?;
+        bind(&*socket, &address(&name)?)?;
+        listen(&*socket, BACKLOG)?;
+        Ok(Self { socket, name })
+    }
+
+    /// Returns the name that [`Wire::connect`] takes.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Takes the next connection, or `None` when there is none now.
+    ///
+    /// # Errors
+    /// The process is out of descriptors; the connection stays where it is.
+    pub fn accept(&self) -> io::Result<Option<Wire>> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match Private::new(|| retry_interrupted(|| accept_with(&*self.socket, flags))) {
+            Ok(socket) => Ok(Some(Wire::new(socket))),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl AsFd for Door {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Makes a socket for a door, or for a wire to one.
+pub(super) fn new_socket() -> Result<Private<OwnedFd>, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Private::new(|| socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None))
+}
+
+/// Returns the address of the door with that name.
+///
+/// The name may come from a peer, which must not lead this process to sockets of others: only what
+/// [`Door::open`] could have made is a name.
+pub(super) fn address(name: &str) -> io::Result<SocketAddrUnix> {
+    let random = name.strip_prefix(PREFIX);
+    let is_name = random.is_some_and(|random| {
+        let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        random.len() == 2 * RANDOM_BYTES && random.bytes().all(is_hex)
+    });
+    if !is_name {
+        let text = "this is not the name of a door";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    Ok(SocketAddrUnix::new_abstract_name(name.as_bytes())?)
+}

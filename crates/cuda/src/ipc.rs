@@ -55,8 +55,6 @@ impl Export {
 
 /// Device memory of another process, mapped into one context of this one. Unmapped when dropped:
 /// keep it until the copies that use it are done.
-///
-/// If the other process ends, the memory stays until it is unmapped.
 #[derive(Debug)]
 pub struct Mapped {
     context: Arc<Context>,

@@ -282,13 +282,11 @@ pub(crate) fn export(context: &Context, range: Range) -> Result<Export, Error> {
     };
     let (reached, way, fds) = if kind.has_ipc_handle {
         (end, Way::Ipc(ipc_handle(api, base)?), Vec::new())
-    } else if let Some(handle) = Handle::at(api, base) {
-        let pieces = export_pieces(api, &kind, handle, (base, end), range)?;
-        (
-            base + pieces.0.iter().sum::<usize>(),
-            Way::Pieces(pieces.0),
-            pieces.1,
-        )
+    } else if Handle::at(api, base).is_ok() {
+        let pieces = pieces_of(api, (base, end), range)?;
+        let fds = export_pieces(api, &kind, base, &pieces)?;
+        let reached = base + pieces.iter().sum::<usize>();
+        (reached, Way::Pieces(pieces), fds)
     } else if !kind.pool.is_null() {
         let (fd, pointer) = export_pool(api, &kind, base)?;
         (end, Way::Pool(pointer), vec![fd])
@@ -325,13 +323,17 @@ fn ipc_handle(api: &Api, base: usize) -> Result<[u8; OPAQUE], Error> {
 struct Handle<'a>(&'a Api, sys::MemHandle);
 
 impl<'a> Handle<'a> {
-    /// That of the piece which is mapped at an address; `None` if it is not virtual memory.
-    fn at(api: &'a Api, address: usize) -> Option<Self> {
+    /// That of the piece which is mapped at an address. An error if it is not virtual memory.
+    fn at(api: &'a Api, address: usize) -> Result<Self, Error> {
         let mut handle = 0;
         let address = std::ptr::with_exposed_provenance_mut(address);
         // SAFETY: stores a handle; the driver only looks the address up.
         let code = unsafe { (api.mem_retain_allocation_handle)(&mut handle, address) };
-        (code == sys::SUCCESS).then_some(Self(api, handle))
+        api.check(
+            code,
+            "asking which piece of virtual memory lies at an address",
+        )?;
+        Ok(Self(api, handle))
     }
 
     /// That of another process's piece.
@@ -379,18 +381,17 @@ fn own(fd: RawFd) -> OwnedFd {
     fd
 }
 
-/// The lengths and descriptors of the pieces that a range is in. The first is given.
-fn export_pieces(
-    api: &Api,
-    kind: &Kind,
-    first: Handle<'_>,
-    (base, mut reached): (usize, usize),
-    range: Range,
-) -> Result<(Vec<usize>, Vec<OwnedFd>), Error> {
-    let (mut start, mut handle) = (base, first);
-    let (mut pieces, mut fds) = (Vec::new(), Vec::new());
+/// The lengths of the pieces that a range is in, of which the first is given: as far as they follow
+/// each other.
+fn pieces_of(api: &Api, first: (usize, usize), range: Range) -> Result<Vec<usize>, Error> {
     let end = range.address.saturating_add(range.len);
-    loop {
+    let (mut start, mut reached) = first;
+    let mut pieces = vec![reached - start];
+    while reached < end {
+        (start, reached) = match extent(api, reached) {
+            Some(next) if next.0 == reached && next.1 > next.0 => next,
+            _ => break,
+        };
         if pieces.len() == MAX_PIECES {
             return Err(Error::TooManyPieces {
                 address: range.address,
@@ -398,29 +399,34 @@ fn export_pieces(
                 most: MAX_PIECES,
             });
         }
-        fds.push(handle.export().map_err(|error| match kind.has_fd() {
+        pieces.push(reached - start);
+    }
+    Ok(pieces)
+}
+
+/// The descriptors of pieces that follow each other from `base` on.
+fn export_pieces(
+    api: &Api,
+    kind: &Kind,
+    base: usize,
+    pieces: &[usize],
+) -> Result<Vec<OwnedFd>, Error> {
+    let mut at = base;
+    let mut fds = Vec::with_capacity(pieces.len());
+    for len in pieces {
+        let fd = Handle::at(api, at).and_then(|handle| handle.export());
+        fds.push(fd.map_err(|error| match kind.has_fd() {
             true => error,
             false => Error::NotShareable {
-                address: range.address,
+                address: base,
                 reason: "it is virtual memory that was created without a shareable handle type: \
                          create it with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, or allocate it \
                          with cudaMalloc (PyTorch: without expandable_segments)",
             },
         })?);
-        pieces.push(reached - start);
-        if reached >= end {
-            return Ok((pieces, fds));
-        }
-        // What is missing here is reported by the caller.
-        (start, reached) = match extent(api, reached) {
-            Some(next) if next.0 == reached && next.1 > next.0 => next,
-            _ => return Ok((pieces, fds)),
-        };
-        handle = match Handle::at(api, start) {
-            Some(handle) => handle,
-            None => return Ok((pieces, fds)),
-        };
+        at += len;
     }
+    Ok(fds)
 }
 
 /// The descriptor of a pool, and what names an allocation in it.

@@ -64,11 +64,18 @@ u64 map_file(int fd, u64 offset, size_t len, u64 at = 0) {
   return found == MAP_FAILED ? 0 : (u64)found;
 }
 
+// Addresses without memory. They are those of a file too, so that a test finds them among the process's mappings.
+int nothing_file() {
+  static int fd = make_file("nothing", 0, FILE_LEN);
+  return fd;
+}
 u64 map_nothing(size_t len, u64 at = 0) {
-  int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at ? MAP_FIXED : 0);
-  void *found = mmap((void *)at, len, PROT_NONE, flags, -1, 0);
+  void *found = mmap((void *)at, len, PROT_NONE, MAP_SHARED | (at ? MAP_FIXED : 0), nothing_file(), 0);
   return found == MAP_FAILED ? 0 : (u64)found;
 }
+
+// A copy of a descriptor for another process.
+int give(int *to, int fd) { return (*to = dup(fd)) < 0 ? OUT_OF_MEMORY : SUCCESS; }
 
 struct pool {
   int device, types, fd;

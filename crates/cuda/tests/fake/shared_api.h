@@ -157,7 +157,7 @@ API cuMemExportToShareableHandle(int *fd, u64 handle, int type, u64) {
   REFUSABLE;
   auto found = handles.find(handle);
   if (found == handles.end() || type != HANDLE_FD || !(found->second.first->types & type)) return INVALID_VALUE;
-  return *fd = dup(found->second.first->fd), SUCCESS;
+  return give(fd, found->second.first->fd);
 }
 API cuMemImportFromShareableHandle(u64 *handle, u64 fd, int type) {
   REFUSABLE;
@@ -206,7 +206,7 @@ API cuMemPoolSetAccess(pool *what, const int *access, size_t) {
 API cuMemPoolExportToShareableHandle(int *fd, pool *what, int type, u64) {
   REFUSABLE;
   if (!pools.count(what) || what->is_imported || type != HANDLE_FD || !(what->types & type)) return INVALID_VALUE;
-  return *fd = dup(what->fd), SUCCESS;
+  return give(fd, what->fd);
 }
 API cuMemPoolImportFromShareableHandle(pool **made, u64 fd, int type, u64) {
   REFUSABLE;

@@ -1,7 +1,7 @@
 //! The process that owns the memory: it does what the other one asks for.
 
 use std::ffi::{c_int, c_void};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -43,10 +43,23 @@ pub(crate) fn run(ordinal: u32) -> Outcome {
         };
         match device.export(whole) {
             Ok(export) => {
+                expect_closed_on_exec(export.fds())?;
                 send(&mut socket, b"", &[])?;
                 send(&mut socket, &export.description().encode(), export.fds())?;
             }
             Err(error) => send(&mut socket, kind_of(&error).as_bytes(), &[])?,
+        }
+    }
+    Ok(())
+}
+
+/// That a program which this process starts does not inherit the memory.
+fn expect_closed_on_exec(fds: &[OwnedFd]) -> Outcome {
+    for fd in fds {
+        // SAFETY: asks for the flags of a descriptor.
+        let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) };
+        if flags & libc::FD_CLOEXEC == 0 {
+            return Err("an exported descriptor is inherited by other programs".into());
         }
     }
     Ok(())

@@ -116,15 +116,11 @@ fn lay_out(from: &[Range], to: &[Range], bytes: u64) -> (Vec<Item>, Filled, Form
     }
     let mut walk = Walk::new(from, to, bytes);
     let mut items = vec![Item::default(); walk.most_items()];
-    let mut all = Filled::default();
-    while walk.left() > 0 {
-        let filled = walk.fill(&mut items[all.items..]);
-        all.items += filled.items;
-        all.bytes += filled.bytes;
-        all.longest = all.longest.max(filled.longest);
-    }
-    items.truncate(all.items);
-    (items, all, Form::Items)
+    // There is room for all of it, so that once is enough.
+    let filled = walk.fill(&mut items);
+    debug_assert_eq!(walk.left(), 0);
+    items.truncate(filled.items);
+    (items, filled, Form::Items)
 }
 
 /// The least room for a table, in bytes.

@@ -342,6 +342,12 @@ fn many_prepared(ordinal: u32) -> Outcome {
     target.fill(POISON)?;
     let device = device(ordinal)?;
     let mut queue = device.queue()?;
+    let mut others = vec![StandIn::new(1).queue()?];
+    for info in tcpx_cuda::devices()? {
+        if info.ordinal != ordinal {
+            others.push(tcpx_cuda::device(info.ordinal)?.queue()?);
+        }
+    }
     let mut expected = vec![POISON; target.len()];
     for list in 0..LISTS {
         // Some are parameters, some are in a table; some are alike, some are not.
@@ -374,10 +380,12 @@ fn many_prepared(ordinal: u32) -> Outcome {
                 error => return Err(error.into()),
             }
         }
-        // SAFETY: nothing is started.
-        match unsafe { StandIn::new(1).queue()?.run(&prepared) } {
-            Err(Error::OtherDevice) => {}
-            other => return Err(format!("another device's queue gives {other:?}").into()),
+        for other in &mut others {
+            // SAFETY: nothing is started.
+            match unsafe { other.run(&prepared) } {
+                Err(Error::OtherDevice) => {}
+                other => return Err(format!("another device's queue gives {other:?}").into()),
+            }
         }
     }
     drop(queue);

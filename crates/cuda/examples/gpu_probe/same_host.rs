@@ -350,6 +350,18 @@ fn check(owner: &mut Owner, device: &Arc<dyn Device>, what: &str, request: &Requ
         if !mapped.device().is_same(&**device) {
             return Err(format!("{what}: {mapped:?} is another device's").into());
         }
+        let inside = |address| Range { address, len: 1 };
+        let found = mapped.range(inside(theirs.address + 100));
+        if found != Some(inside(mapped.address() + 100)) {
+            return Err(format!("{what}: byte 100 of {mapped:?} is at {found:?}").into());
+        }
+        if !matches!(request, Request::Pool { .. }) {
+            // A second mapping, on the GPU of the memory. The end of one is not the other's.
+            let second = tcpx_cuda::import(&bytes, &fds)?;
+            if second.len() != mapped.len() {
+                return Err(format!("{what}: {second:?} differs from {mapped:?}").into());
+            }
+        }
         let expected = Random::new(CHECKED as u64).bytes(CHECKED);
         let expect = |how: &str, expected: &[u8]| -> Outcome {
             let mut found = vec![0; CHECKED];

@@ -125,6 +125,19 @@ fn limits_are_kept_on_both_sides() {
 }
 
 #[test]
+fn other_versions_and_kinds_are_refused() {
+    let decode = |at: usize, byte| {
+        let mut bytes = pieces(vec![5], 5).encode();
+        bytes[at] = byte;
+        Description::decode(&bytes)
+    };
+    let refused = |reason| Err(Error::BadDescription { reason });
+    assert_eq!(decode(0, VERSION + 1), refused("its version is unknown"));
+    assert_eq!(decode(1, 0), refused("its kind is unknown"));
+    assert_eq!(decode(1, KIND_POOL + 1), refused("its kind is unknown"));
+}
+
+#[test]
 fn a_range_is_inside_or_it_is_not() {
     let found = pieces(vec![100], 100);
     let contains = |address: usize, len| found.contains(Range { address, len });

@@ -132,7 +132,7 @@ impl Drop for Mapped {
                     at += len as u64;
                 }
                 if self.address != 0 {
-                    // SAFETY: reserved by `map_pieces` with this length, and nothing is mapped there.
+                    // SAFETY: reserved by `map_pieces` with this length, and empty.
                     let code = unsafe { (api.mem_address_free)(self.address, self.len()) };
                     log(api, code, "freeing a range of addresses");
                 }
@@ -240,8 +240,8 @@ impl Kind {
             (&raw mut handle_types).cast(),
             (&raw mut pool).cast(),
         ];
-        // SAFETY: each value has at least the size that its attribute has. The driver only looks the
-        // address up.
+        // SAFETY: each value has at least the size that its attribute has. The driver only looks
+        // the address up.
         let code = unsafe {
             (api.pointer_get_attributes)(
                 attributes.len() as c_uint,
@@ -376,7 +376,7 @@ fn os_handle(fd: &OwnedFd) -> *mut c_void {
 fn own(fd: RawFd) -> OwnedFd {
     // SAFETY: it is new, and nobody else's.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: sets a flag of our own descriptor: programs that this process starts do not inherit it.
+    // SAFETY: sets a flag of our own descriptor: programs started from here do not inherit it.
     unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
     fd
 }

@@ -14,7 +14,7 @@ pub(crate) const INLINE_ITEMS: usize = 248;
 /// What one warp copies of an item: in two rounds it is done.
 const PIECE: c_uint = 8 << 10;
 
-/// Threads of a block whose items are parameters. Few, so that a small launch spreads over the device.
+/// Threads of a block whose items are parameters. Few, so that a small launch spreads out.
 const INLINE_BLOCK: c_uint = 64;
 /// Threads of a block whose items are in memory: it reads the items of its eight warps at once.
 const TABLE_BLOCK: c_uint = 256;
@@ -103,7 +103,7 @@ impl Launch {
         }
     }
 
-    /// Puts the launch on a stream of the context, which must be current. Nothing if it copies no bytes.
+    /// Puts the launch on a stream of the context, which must be current; nothing if it is empty.
     ///
     /// # Safety
     /// The items are those that were laid out for it; whatever they name may be copied, and a table
@@ -133,8 +133,8 @@ impl Launch {
         ];
         let across = self.count.div_ceil(block / WARP);
         let down = self.longest.div_ceil(u64::from(piece)) as c_uint;
-        // SAFETY: the parameters are those of the kernel, and copied by the call, which does not write
-        // them. The caller answers for what the items name.
+        // SAFETY: the parameters are those of the kernel, and copied by the call, which does not
+        // write them. The caller answers for what the items name.
         Ok(unsafe {
             (context.api.launch_kernel)(
                 function,

@@ -18,8 +18,8 @@ use crate::table::{Filled, Item, Walk, pack};
 /// A list of copies within a device, or between its memory and memory that is mapped there, made by
 /// [`crate::Device::prepare`] for [`crate::Queue::run`].
 ///
-/// Starting it costs one launch of a kernel, or one call for each of few long ranges: nothing is done
-/// for each piece. It may be started any number of times, by several queues of its device at once.
+/// Starting it costs one launch of a kernel, or one call for each of few long ranges: nothing is
+/// done for each piece. It may be started any number of times, by several queues of its device at once.
 /// Dropping it while it runs is allowed.
 pub struct Prepared {
     bytes: u64,
@@ -103,7 +103,7 @@ fn lay_out(from: &[Range], to: &[Range], bytes: u64) -> (Vec<Item>, Filled, Form
     if from.places() == to.places() {
         let count = from.places();
         let mut items = vec![Item::default(); room_of_pairs(count)];
-        // SAFETY: the items' memory is as long, aligned for more, and any bytes are valid for both types.
+        // SAFETY: the items' memory is as long, aligned for more, and any bytes are valid for both.
         let pairs: &mut [Pair] =
             unsafe { std::slice::from_raw_parts_mut(items.as_mut_ptr().cast(), count) };
         if let Some((filled, alike)) = pair_up(&from, &to, pairs) {
@@ -128,8 +128,8 @@ const LEAST_ROOM: usize = 8 << 10;
 /// Pinned memory is taken in such parts, or larger ones for a larger table.
 const PART: usize = 1 << 20;
 
-/// Pinned memory for the tables of a context's prepared lists. Lists come and go, and to pin and unpin
-/// memory may hold up the device: what was taken is kept for others, as long as there is a queue or
+/// Pinned memory for the tables of a context's prepared lists. Lists come and go, and to pin and
+/// unpin memory may hold up the device: what was taken is kept for others, as long as there is a queue or
 /// a prepared list.
 pub(crate) struct Tables {
     context: Arc<Context>,

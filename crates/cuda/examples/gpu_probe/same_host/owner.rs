@@ -19,7 +19,7 @@ const POSIX_FD: c_int = 1;
 
 /// Serves requests that come on the standard input, a socket, until that is closed.
 pub(crate) fn run(ordinal: u32) -> Outcome {
-    // SAFETY: whoever started this process has left the descriptor to it, and nothing else reads it.
+    // SAFETY: whoever started this process has left the descriptor to it alone.
     let mut socket = UnixStream::from(unsafe { OwnedFd::from_raw_fd(0) });
     let device = device(ordinal)?;
     let driver = Driver::open()?;

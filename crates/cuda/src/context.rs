@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::fmt;
 use std::marker::PhantomData;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
@@ -10,9 +11,12 @@ use parking_lot::Mutex;
 use crate::error::Error;
 use crate::memory::DeviceMemory;
 use crate::pinned::Pinned;
+use crate::prepared::Tables;
 use crate::queue::CudaQueue;
 use crate::sys::{self, Api};
-use crate::{Current, Device, Path, Queue, info};
+use crate::{
+    Current, Description, Device, Export, Mapped, Path, Prepared, Queue, Range, info, ipc, prepared,
+};
 
 /// The kernels, as PTX: the driver compiles them for the GPU it finds.
 const PTX: &CStr = match CStr::from_bytes_with_nul(
@@ -38,6 +42,8 @@ pub(crate) struct Context {
     numa_node: OnceLock<Option<u32>>,
     /// Held while the kernels are being compiled, so that it happens once.
     compiling: Mutex<()>,
+    /// In use by queues and prepared lists, which hold the context.
+    tables: Mutex<Weak<Tables>>,
     weak: Weak<Context>,
 }
 
@@ -124,6 +130,7 @@ impl Context {
             pci_bus_id: OnceLock::new(),
             numa_node: OnceLock::new(),
             compiling: Mutex::new(()),
+            tables: Mutex::new(Weak::new()),
             weak: weak.clone(),
         });
         contexts.push(Arc::downgrade(&context));
@@ -192,6 +199,20 @@ impl Context {
         // A context is made in an `Arc` only, and whoever calls this keeps it alive.
         self.weak.upgrade().expect("a context lives in an Arc")
     }
+
+    /// Memory for prepared lists, shared by all that use it.
+    pub(crate) fn tables(&self) -> Arc<Tables> {
+        let mut tables = self.tables.lock();
+        tables.upgrade().unwrap_or_else(|| {
+            let made = Arc::new(Tables::new(self.arc()));
+            *tables = Arc::downgrade(&made);
+            made
+        })
+    }
+
+    pub(crate) fn device(&self) -> sys::Device {
+        self.device
+    }
 }
 
 impl fmt::Debug for Context {
@@ -218,6 +239,18 @@ impl Device for Context {
 
     fn make_current(&self) -> Result<Current, Error> {
         self.enter().map(Current::new)
+    }
+
+    fn export(&self, range: Range) -> Result<Export, Error> {
+        ipc::export(self, range)
+    }
+
+    fn import(&self, description: &Description, fds: &[OwnedFd]) -> Result<Mapped, Error> {
+        ipc::map(&self.arc(), description, fds)
+    }
+
+    fn prepare(&self, from: &[Range], to: &[Range]) -> Result<Prepared, Error> {
+        prepared::on(&self.arc(), from, to)
     }
 
     fn ordinal(&self) -> u32 {

@@ -1,5 +1,7 @@
 //! What can go wrong, and what to do about it.
 
+use crate::ipc::Gpu;
+
 /// Why something could not be done with a device. The text says what was asked, what was found and
 /// what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -110,6 +112,69 @@ pub enum Error {
         /// The buffer's length.
         size: usize,
     },
+    /// Memory that another process cannot map.
+    #[error("the memory at {address:#x} cannot be mapped by another process: {reason}")]
+    NotShareable {
+        /// An address of the memory.
+        address: usize,
+        /// What it lacks, and how to allocate it instead.
+        reason: &'static str,
+    },
+    /// A range is made of more pieces of virtual memory than one export describes.
+    #[error(
+        "{len} bytes at {address:#x} are made of more than {most} pieces of virtual memory: export \
+         them in several ranges"
+    )]
+    TooManyPieces {
+        /// Start of the range asked for.
+        address: usize,
+        /// Its length.
+        len: usize,
+        /// Pieces of one export.
+        most: usize,
+    },
+    /// The description of another process's memory breaks its format.
+    #[error("the description of another process's memory is malformed: {reason}")]
+    BadDescription {
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// A process was given the description of its own memory.
+    #[error("the memory was exported by this process itself: use it at its own address")]
+    OwnMemory,
+    /// The memory of another process is on a GPU that this process does not see.
+    #[error(
+        "the memory of the other process is on {gpu}, which this process does not see: check \
+         CUDA_VISIBLE_DEVICES, and the devices given to the container"
+    )]
+    GpuNotVisible {
+        /// The GPU, as `nvidia-smi -L` names it.
+        gpu: Gpu,
+    },
+    /// Two GPUs cannot read each other's memory.
+    #[error(
+        "GPU {device} cannot access the memory of GPU {owner}: the machine has no peer access \
+         between them (`nvidia-smi topo -p2p r`)"
+    )]
+    NoPeerAccess {
+        /// The GPU that is to copy, by its number in this process.
+        device: u32,
+        /// The GPU that the memory is on, by its number in this process.
+        owner: u32,
+    },
+    /// The driver mapped less memory than the description promised.
+    #[error(
+        "the other process describes {described} bytes of memory, but the driver maps {mapped}"
+    )]
+    MappedShort {
+        /// Bytes that the description has.
+        described: usize,
+        /// Bytes that can be reached.
+        mapped: usize,
+    },
+    /// A prepared list was given to a queue of another device.
+    #[error("the list was prepared for another device than the queue's")]
+    OtherDevice,
     /// A stand-in's copy met memory that is not mapped, or not for this access. Other copies go on.
     #[error("the memory is not mapped, or not for this access")]
     NotMapped,

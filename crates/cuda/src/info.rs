@@ -89,7 +89,7 @@ fn describe(api: &Api, ordinal: u32) -> Result<DeviceInfo, Error> {
     })
 }
 
-fn count(api: &Api) -> Result<u32, Error> {
+pub(crate) fn count(api: &Api) -> Result<u32, Error> {
     let mut count: c_int = 0;
     // SAFETY: stores a number.
     let code = unsafe { (api.device_get_count)(&mut count) };

@@ -7,14 +7,16 @@
 //! - [`Queue`]: copies in order, without waiting: many small ranges cost one kernel launch.
 //! - [`Pinned`]: host memory that the device reads and writes by itself, on its own NUMA node.
 //! - [`Batches`]: scattered copies of many callers, moved by few launches.
+//! - [`Prepared`]: a list of copies that is laid out once and started many times.
+//! - [`Export`], [`Mapped`]: device memory of one process, mapped by another one of the same host.
 //! - [`DeviceBuffer`]: device memory for benchmarks and tests. [`Load`]: the work of a model, for
 //!   benchmarks.
 //!
 //! Inside: `sys` is the driver's interface, `context` owns one CUDA context and what was made in
 //! it, `side`, `table` and `pair` (pure) lay lists out as work for the kernel in `kernels/copy.cu`,
-//! `ring` (pure) finds room for it, `queue` starts it, `completion` tells when it is done; `load`
-//! has kernels of its own in `kernels/load.cu`. A queue, pinned memory and a buffer each hold their
-//! context by an `Arc`: dropping in any order is safe.
+//! `ring` (pure) finds room for it, `queue` starts it by a `launch`, `completion` tells when it is
+//! done; `load` has kernels of its own in `kernels/load.cu`. A queue, pinned memory and a buffer
+//! each hold their context by an `Arc`: dropping in any order is safe.
 //!
 //! Every entry leaves the calling thread's current CUDA context as it found it, uses streams of its own
 //! that do not wait for the default stream, and never synchronises a device.
@@ -25,11 +27,14 @@ mod completion;
 mod context;
 mod error;
 mod info;
+mod ipc;
+mod launch;
 mod load;
 mod locate;
 mod memory;
 mod pair;
 mod pinned;
+mod prepared;
 mod queue;
 mod ring;
 mod side;
@@ -39,15 +44,18 @@ mod sys;
 mod table;
 
 use std::fmt::{self, Debug};
+use std::os::fd::OwnedFd;
 
 pub use batch::{BatchTicket, Batches, Move, Wish};
 pub use buffer::DeviceBuffer;
 pub use error::Error;
 pub use info::{DeviceInfo, devices, free_bytes};
+pub use ipc::{Description, Export, Gpu, MAX_PIECES, Mapped, import};
 pub use load::{Load, Work};
 pub use locate::{current, device, locate};
 pub use memory::DeviceMemory;
 pub use pinned::Pinned;
+pub use prepared::Prepared;
 pub use standin::StandIn;
 
 /// A contiguous range of a device's memory.
@@ -110,6 +118,44 @@ pub trait Device: Send + Sync + Debug {
     /// Makes the device current on this thread until the guard is dropped. For libraries that take the device that they
     /// are to work for from the thread that calls them.
     fn make_current(&self) -> Result<Current, Error>;
+
+    /// Describes the memory behind a range, for another process of this host to map: the whole
+    /// allocation, or all pieces of virtual memory that the range is in.
+    ///
+    /// # Errors
+    /// [`Error::NotShareable`] says what the memory lacks. [`Error::OutOfAllocation`] if the range
+    /// does not lie in one allocation, [`Error::TooManyPieces`] if it lies in too many pieces.
+    fn export(&self, range: Range) -> Result<Export, Error> {
+        Err(Error::NotShareable {
+            address: range.address,
+            reason: "its device is not one of CUDA",
+        })
+    }
+
+    /// Maps memory of another process, so that queues of this device copy to and from it. The memory
+    /// may be on another GPU, where the two have peer access.
+    ///
+    /// Each import is a mapping of its own: import memory once and keep it. `fds` can be closed
+    /// afterwards. Both arguments may be anything: what the driver does not accept is an error.
+    ///
+    /// # Errors
+    /// [`Error::OwnMemory`], [`Error::GpuNotVisible`], [`Error::NoPeerAccess`],
+    /// [`Error::MappedShort`], [`Error::BadDescription`] if the number of descriptors is wrong, or
+    /// the driver's refusal.
+    fn import(&self, description: &Description, fds: &[OwnedFd]) -> Result<Mapped, Error> {
+        let _ = fds;
+        Err(Error::GpuNotVisible {
+            gpu: description.gpu(),
+        })
+    }
+
+    /// Lays out a list of copies for [`Queue::run`]: `from`, range after range, to `to`. Both have the
+    /// same total length and do not overlap, and are memory of this device or mapped there.
+    ///
+    /// For one use, [`Queue::copy`] is quicker.
+    fn prepare(&self, from: &[Range], to: &[Range]) -> Result<Prepared, Error> {
+        Prepared::lists(from, to)
+    }
 
     /// The device's number in this process.
     fn ordinal(&self) -> u32;
@@ -176,7 +222,7 @@ pub trait Queue: Send {
     /// As for [`Queue::gather`], the other way round.
     unsafe fn scatter(&mut self, from: *const u8, to: &[Range]) -> Result<Ticket, Error>;
 
-    /// Starts copying within the device. Both lists have the same total length and do not overlap.
+    /// Starts copying within the device, or between its memory and memory that is [`Mapped`] there. Both lists have the same total length and do not overlap.
     ///
     /// # Safety
     ///
@@ -194,6 +240,22 @@ pub trait Queue: Send {
         to_base: usize,
         entries: &[Entry],
     ) -> Result<Ticket, Error>;
+
+    /// Starts the copies of a prepared list. The cost does not depend on the number of pieces.
+    ///
+    /// # Errors
+    /// [`Error::OtherDevice`] if the list was prepared for another device: nothing was started.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Queue::copy`], for the ranges that were prepared.
+    unsafe fn run(&mut self, prepared: &Prepared) -> Result<Ticket, Error> {
+        match &prepared.work {
+            // SAFETY: passed on from the caller.
+            prepared::Work::Lists(from, to) => unsafe { self.copy(from, to) },
+            prepared::Work::Cuda(..) => Err(Error::OtherDevice),
+        }
+    }
 
     /// Whether the copy, and all before it, are over. Never waits.
     ///

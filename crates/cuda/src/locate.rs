@@ -157,7 +157,7 @@ impl Place {
 }
 
 /// Start and end of the allocation, or mapping, that an address is in. A context must be current.
-fn extent(api: &Api, address: usize) -> Option<(usize, usize)> {
+pub(crate) fn extent(api: &Api, address: usize) -> Option<(usize, usize)> {
     let (mut base, mut size) = (0, 0);
     // SAFETY: stores two numbers; the driver only looks the address up.
     let code =

@@ -24,7 +24,7 @@ impl Pair {
     }
 
     #[cfg(test)]
-    fn parts(self) -> (i64, i64) {
+    pub(crate) fn parts(self) -> (i64, i64) {
         let distance = |half: u64| i64::from(half as u32 as i32) * i64::from(STEP);
         (distance(self.0), distance(self.0 >> 32))
     }

@@ -1,6 +1,6 @@
 //! Copies on one stream.
 
-use std::ffi::{c_uint, c_void};
+use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 use crate::completion::{Completion, TICKETS, index};
 use crate::context::Context;
 use crate::error::Error;
-use crate::pair::{Alike, Pair, pair_up};
+use crate::launch::{Bases, Form, INLINE_ITEMS, Inline, Items, Launch, room_of_pairs};
+use crate::pair::{Pair, pair_up};
 use crate::pinned::Pinned;
+use crate::prepared::{self, Prepared, Table, Tables, Work};
 use crate::ring::Ring;
 use crate::side::{Dense, List, Ranges, Side, Sources, Targets, measure};
 use crate::stream::Stream;
@@ -22,8 +24,6 @@ const ENGINE_MOST_RANGES: usize = 2;
 /// So do ranges of this average length: the engine is at full speed with them.
 const ENGINE_LEAST_AVERAGE: u64 = 256 << 10;
 
-/// Items that fit a launch's parameters, of which there can be 4 KiB; or twice as many pairs.
-const INLINE_ITEMS: usize = 248;
 /// Items of one launch. More are several launches.
 const LAUNCH_ITEMS: usize = 64 << 10;
 /// Items for which a queue has memory at first: 64 KiB.
@@ -32,20 +32,8 @@ const FIRST_TABLE: usize = 4 << 10;
 /// is laid out.
 const GROWN_TABLE: usize = 2 * LAUNCH_ITEMS;
 
-/// What one warp copies of an item: in two rounds it is done.
-const PIECE: c_uint = 8 << 10;
-
-/// Threads of a block whose items are parameters. Few, so that a small launch spreads over the device.
-const INLINE_BLOCK: c_uint = 64;
-/// Threads of a block whose items are in memory: it reads the items of its eight warps at once.
-const TABLE_BLOCK: c_uint = 256;
-const WARP: c_uint = 32;
-
 /// How long a drop waits for copies that do not end.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-#[repr(C, align(16))]
-struct Inline([Item; INLINE_ITEMS]);
 
 /// A stream and what its copies need.
 pub(crate) struct CudaQueue {
@@ -65,26 +53,19 @@ pub(crate) struct CudaQueue {
     ends: [u64; TICKETS],
     /// The last ticket whose part is freed: at most the last one done.
     freed: u64,
+    /// The table of a prepared list, by the place of the ticket that reads it. Dropped by hand, after
+    /// the work.
+    held: ManuallyDrop<[Option<Arc<Table>>; TICKETS]>,
+    /// Keeps the tables of prepared lists from being unpinned between one list and the next.
+    _prepared: Arc<Tables>,
 }
 
 // SAFETY: streams, events and device memory are handles that the driver lets any thread use; the queue is
 // the only one that uses them.
 unsafe impl Send for CudaQueue {}
 
-/// What the items' addresses are relative to.
-#[derive(Clone, Copy)]
-struct Bases {
-    from: u64,
-    to: u64,
-}
-
-impl Bases {
-    /// Addresses are what they are.
-    const NONE: Self = Self { from: 0, to: 0 };
-}
-
-/// Where the items of a launch are.
-enum Items {
+/// Where the items of a launch are laid out.
+enum Place {
     Inline,
     Table { start: usize },
 }
@@ -94,30 +75,9 @@ pub(crate) fn is_for_engine(ranges: usize, bytes: u64) -> bool {
     ranges <= ENGINE_MOST_RANGES || bytes / ENGINE_LEAST_AVERAGE >= ranges as u64
 }
 
-/// How the items of a launch are written.
-enum Form {
-    Items,
-    Pairs(Alike),
-}
-
-impl Form {
-    /// The room for `count` of them, in items.
-    fn room(&self, count: usize) -> usize {
-        match self {
-            Self::Items => count,
-            Self::Pairs(_) => room_of_pairs(count),
-        }
-    }
-}
-
 /// Whether a list has as many bytes as a range.
 fn is_as_long(list: &[Range], range: &Range) -> bool {
     measure::<Ranges>(list).is_ok_and(|sum| sum.bytes == range.len as u64)
-}
-
-/// Two take the room of an item.
-fn room_of_pairs(count: usize) -> usize {
-    count.div_ceil(2)
 }
 
 impl CudaQueue {
@@ -132,11 +92,13 @@ impl CudaQueue {
             completion: Completion::new(Arc::clone(&context), stream.raw)?,
             stream,
             failed: None,
-            inline: Box::new(Inline([Item::default(); INLINE_ITEMS])),
+            inline: Inline::new(),
             tables: ManuallyDrop::new(vec![table]),
             ring: Ring::new(FIRST_TABLE),
             ends: [0; TICKETS],
             freed: 0,
+            held: ManuallyDrop::new([const { None }; TICKETS]),
+            _prepared: context.tables(),
         })
     }
 
@@ -200,6 +162,9 @@ impl CudaQueue {
         let done = self.completion.done();
         if done > self.freed {
             self.ring.free(self.ends[index(done)]);
+            for ticket in self.freed + 1..=done {
+                self.held[index(ticket)] = None;
+            }
             self.freed = done;
         }
     }
@@ -261,7 +226,7 @@ impl CudaQueue {
         from: &F,
         to: &T,
         count: usize,
-    ) -> Result<Option<(Items, Filled, Form)>, Error> {
+    ) -> Result<Option<(Place, Filled, Form)>, Error> {
         if F::CAN_PAIR && T::CAN_PAIR {
             let room = room_of_pairs(count);
             let place = self.room(room)?;
@@ -309,10 +274,10 @@ impl CudaQueue {
     }
 
     /// Room for a ticket and for items.
-    fn room(&mut self, items: usize) -> Result<Items, Error> {
+    fn room(&mut self, items: usize) -> Result<Place, Error> {
         self.admit()?;
         if items <= INLINE_ITEMS {
-            return Ok(Items::Inline);
+            return Ok(Place::Inline);
         }
         let mut start = self.ring.reserve(items);
         if start.is_none() {
@@ -328,7 +293,7 @@ impl CudaQueue {
             }
         }
         start
-            .map(|start| Items::Table { start })
+            .map(|start| Place::Table { start })
             .ok_or_else(|| self.full())
     }
 
@@ -351,10 +316,10 @@ impl CudaQueue {
     }
 
     /// The first `count` items of a place that `room` gave for as many.
-    fn items(&mut self, place: &Items, count: usize) -> &mut [Item] {
+    fn items(&mut self, place: &Place, count: usize) -> &mut [Item] {
         match *place {
-            Items::Inline => &mut self.inline.0[..count],
-            Items::Table { start } => {
+            Place::Inline => &mut self.inline.0[..count],
+            Place::Table { start } => {
                 let table = self.table().cast::<Item>();
                 // SAFETY: the table has the ring's capacity, is zeroed at first, and the ring reserves within;
                 // no launch that is not over reads these.
@@ -364,76 +329,36 @@ impl CudaQueue {
     }
 
     /// The first `count` pairs of a place that `room` gave for as many.
-    fn pairs(&mut self, place: &Items, count: usize) -> &mut [Pair] {
+    fn pairs(&mut self, place: &Place, count: usize) -> &mut [Pair] {
         let items = self.items(place, room_of_pairs(count));
         // SAFETY: the items' memory is as long, aligned for more, and any bytes are valid for both types.
         unsafe { std::slice::from_raw_parts_mut(items.as_mut_ptr().cast(), count) }
     }
 
     /// Gives back the room that was not used.
-    fn give_back(&mut self, place: &Items, reserved: usize, used: usize) {
-        if matches!(place, Items::Table { .. }) {
+    fn give_back(&mut self, place: &Place, reserved: usize, used: usize) {
+        if matches!(place, Place::Table { .. }) {
             self.ring.trim(reserved, used);
         }
     }
 
     fn launch(
         &mut self,
-        place: &Items,
+        place: &Place,
         filled: Filled,
         form: &Form,
         bases: Bases,
     ) -> Result<(), Error> {
-        if filled.bytes == 0 {
-            return Ok(());
-        }
-        let api = self.context.api;
-        let kernels = self.context.kernels()?;
-        let mut table = self.table();
-        let (function, block, items): (_, _, *mut c_void) = match *place {
-            Items::Inline => (kernels.inline, INLINE_BLOCK, (&raw mut *self.inline).cast()),
-            Items::Table { start } => {
-                table = table.wrapping_add(start * size_of::<Item>());
-                (kernels.table, TABLE_BLOCK, (&raw mut table).cast())
+        let items = match *place {
+            Place::Inline => Items::Inline(&self.inline),
+            Place::Table { start } => {
+                Items::Table(self.table().wrapping_add(start * size_of::<Item>()))
             }
         };
-        let mut count = filled.items as c_uint;
-        let (mut from, mut to, mut all) = match form {
-            Form::Items => (bases.from, bases.to, 0),
-            Form::Pairs(alike) => (
-                bases.from.wrapping_add(alike.from),
-                bases.to.wrapping_add(alike.to),
-                alike.len as c_uint,
-            ),
-        };
-        let mut piece = PIECE;
-        let mut parameters: [*mut c_void; 6] = [
-            items,
-            (&raw mut count).cast(),
-            (&raw mut from).cast(),
-            (&raw mut to).cast(),
-            (&raw mut all).cast(),
-            (&raw mut piece).cast(),
-        ];
-        let across = count.div_ceil(block / WARP);
-        let down = filled.longest.div_ceil(u64::from(piece)) as c_uint;
-        // SAFETY: the parameters are those of the kernel, and copied by the call. The items are ranges that
-        // whoever started the copy keeps valid until the ticket is done.
-        let code = unsafe {
-            (api.launch_kernel)(
-                function,
-                across,
-                down,
-                1,
-                block,
-                1,
-                1,
-                0,
-                self.stream.raw,
-                parameters.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
-        };
+        let launch = Launch::new(filled, form, bases);
+        // SAFETY: the items are ranges that whoever started the copy keeps valid until the ticket is
+        // done, and so long the ring keeps the table's part.
+        let code = unsafe { launch.start(&self.context, &items, self.stream.raw)? };
         self.check(code, "launching the copy kernel")
     }
 }
@@ -534,6 +459,41 @@ impl Queue for CudaQueue {
         self.kernel(Walk::new(from, to, sum.bytes), bases)
     }
 
+    unsafe fn run(&mut self, prepared: &Prepared) -> Result<Ticket, Error> {
+        let (owner, way) = match &prepared.work {
+            // SAFETY: passed on from the caller.
+            Work::Lists(from, to) => return unsafe { self.copy(from, to) },
+            Work::Cuda(owner, way) => (owner, way),
+        };
+        if !Arc::ptr_eq(owner, &self.context) {
+            return Err(Error::OtherDevice);
+        }
+        let _scope = owner.enter()?;
+        self.admit()?;
+        let stream = self.stream.raw;
+        let (launch, items, table) = match way {
+            prepared::Way::Engine(runs) => {
+                for &(from, to, len) in runs {
+                    let (api, len) = (owner.api, len as usize);
+                    // SAFETY: the caller keeps both sides valid until the ticket is done.
+                    let code = unsafe { (api.memcpy_dtod_async)(to, from, len, stream) };
+                    self.check(code, "starting a copy")?;
+                }
+                return self.issue();
+            }
+            prepared::Way::Inline(launch, items) => (launch, Items::Inline(items), None),
+            prepared::Way::Table(launch, table) => {
+                (launch, Items::Table(table.address()), Some(table))
+            }
+        };
+        // SAFETY: as above, and the table is held until the ticket is done.
+        let code = unsafe { launch.start(owner, &items, stream)? };
+        self.check(code, "launching the copy kernel")?;
+        let ticket = self.issue()?;
+        self.held[index(ticket.0)] = table.cloned();
+        Ok(ticket)
+    }
+
     fn is_done(&mut self, ticket: Ticket) -> Result<bool, Error> {
         // A ticket of another queue says nothing about this one.
         let ticket = ticket.0.min(self.completion.issued());
@@ -563,7 +523,10 @@ impl Drop for CudaQueue {
                 give_way(&mut turns);
             }
         }
-        // SAFETY: here and only here; nothing on the stream uses it any more.
-        unsafe { ManuallyDrop::drop(&mut self.tables) };
+        // SAFETY: here and only here; nothing on the stream uses them any more.
+        unsafe {
+            ManuallyDrop::drop(&mut self.tables);
+            ManuallyDrop::drop(&mut self.held);
+        }
     }
 }

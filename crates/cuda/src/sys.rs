@@ -63,6 +63,43 @@ pub(crate) const MEMORY_TYPE_DEVICE: c_uint = 2;
 pub(crate) const ATTRIBUTE_MAJOR: c_int = 75;
 pub(crate) const ATTRIBUTE_MINOR: c_int = 76;
 
+// Memory of one process mapped by another: `ipc`.
+pub(crate) type MemPool = *mut c_void;
+pub(crate) type MemHandle = u64;
+pub(crate) const POINTER_IS_LEGACY_IPC_CAPABLE: c_int = 10;
+pub(crate) const POINTER_ALLOWED_HANDLE_TYPES: c_int = 14;
+pub(crate) const POINTER_MEMPOOL_HANDLE: c_int = 17;
+/// `CUipcMem_flags`: the only one there is.
+pub(crate) const IPC_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
+/// `CUmemAllocationHandleType`: a file descriptor.
+pub(crate) const HANDLE_POSIX_FD: c_int = 1;
+
+/// `CUipcMemHandle` and `CUmemPoolPtrExportData`: bytes that only the driver reads.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Opaque(pub(crate) [u8; 64]);
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+pub(crate) struct AccessDescription {
+    location_kind: c_int,
+    location_id: c_int,
+    flags: c_int,
+}
+
+impl AccessDescription {
+    /// Lets a device read and write.
+    pub(crate) fn read_write(device: Device) -> Self {
+        const LOCATION_DEVICE: c_int = 1;
+        const READ_WRITE: c_int = 3;
+        Self {
+            location_kind: LOCATION_DEVICE,
+            location_id: device,
+            flags: READ_WRITE,
+        }
+    }
+}
+
 macro_rules! api {
     ($($field:ident = $symbol:literal ($($argument:ty),*);)*) => {
         /// The driver's functions.
@@ -152,6 +189,29 @@ api! {
     graph_launch = "cuGraphLaunch"(GraphExec, Stream);
     graph_exec_destroy = "cuGraphExecDestroy"(GraphExec);
     graph_destroy = "cuGraphDestroy"(Graph);
+
+    // Memory of one process mapped by another: `ipc`.
+    device_get_uuid = "cuDeviceGetUuid_v2"(*mut [u8; 16], Device);
+    device_can_access_peer = "cuDeviceCanAccessPeer"(*mut c_int, Device, Device);
+    device_get_default_mem_pool = "cuDeviceGetDefaultMemPool"(*mut MemPool, Device);
+    ipc_get_mem_handle = "cuIpcGetMemHandle"(*mut Opaque, DevicePtr);
+    ipc_open_mem_handle = "cuIpcOpenMemHandle_v2"(*mut DevicePtr, Opaque, c_uint);
+    ipc_close_mem_handle = "cuIpcCloseMemHandle"(DevicePtr);
+    mem_retain_allocation_handle = "cuMemRetainAllocationHandle"(*mut MemHandle, *mut c_void);
+    mem_export_to_shareable_handle = "cuMemExportToShareableHandle"(*mut c_int, MemHandle, c_int, u64);
+    mem_import_from_shareable_handle = "cuMemImportFromShareableHandle"(*mut MemHandle, *mut c_void, c_int);
+    mem_release = "cuMemRelease"(MemHandle);
+    mem_address_reserve = "cuMemAddressReserve"(*mut DevicePtr, usize, usize, DevicePtr, u64);
+    mem_address_free = "cuMemAddressFree"(DevicePtr, usize);
+    mem_map = "cuMemMap"(DevicePtr, usize, usize, MemHandle, u64);
+    mem_unmap = "cuMemUnmap"(DevicePtr, usize);
+    mem_set_access = "cuMemSetAccess"(DevicePtr, usize, *const AccessDescription, usize);
+    mem_pool_export_to_shareable_handle = "cuMemPoolExportToShareableHandle"(*mut c_int, MemPool, c_int, u64);
+    mem_pool_import_from_shareable_handle = "cuMemPoolImportFromShareableHandle"(*mut MemPool, *mut c_void, c_int, u64);
+    mem_pool_export_pointer = "cuMemPoolExportPointer"(*mut Opaque, DevicePtr);
+    mem_pool_import_pointer = "cuMemPoolImportPointer"(*mut DevicePtr, MemPool, *mut Opaque);
+    mem_pool_set_access = "cuMemPoolSetAccess"(MemPool, *const AccessDescription, usize);
+    mem_pool_destroy = "cuMemPoolDestroy"(MemPool);
 }
 
 impl Api {

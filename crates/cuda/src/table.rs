@@ -26,7 +26,7 @@ impl Item {
     }
 
     #[cfg(test)]
-    fn parts(self) -> (u64, u64, u64) {
+    pub(crate) fn parts(self) -> (u64, u64, u64) {
         let mask = (1 << ADDRESS_BITS) - 1;
         (
             self.from_and_len & mask,

@@ -1,6 +1,6 @@
 //! That every way of copying gives the right bytes and touches no others.
 
-use tcpx_cuda::{DeviceBuffer, Entry, Error, Path, Pinned, Queue, Range, device};
+use tcpx_cuda::{Device, DeviceBuffer, Entry, Error, Path, Pinned, Queue, Range, StandIn, device};
 
 use crate::Outcome;
 use crate::bytes::{Random, expect_equal, random_ranges, total};
@@ -19,6 +19,7 @@ pub(crate) fn run(ordinal: u32) -> Outcome {
     println!("check: lists of ranges that are alike are right");
     many_entries(ordinal)?;
     many_lists(ordinal)?;
+    many_prepared(ordinal)?;
     full_queue(ordinal)?;
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8)
@@ -159,14 +160,20 @@ impl Bench {
     }
 
     fn copy_of(&mut self, from: &[Range], to: &[Range]) -> Outcome {
+        let mut expected = vec![POISON; LEN];
+        let picked = self.picked(from);
+        spread(&picked, to, self.target.address(), &mut expected);
         self.target.fill(POISON)?;
         // SAFETY: the buffers live on, and nobody else uses them, until the copy is done.
         let ticket = unsafe { self.queue.copy(from, to) }?;
         self.queue.wait(ticket)?;
-        let mut expected = vec![POISON; LEN];
-        let picked = self.picked(from);
-        spread(&picked, to, self.target.address(), &mut expected);
-        self.expect_target("copy", from.len(), &expected)
+        self.expect_target("copy", from.len(), &expected)?;
+        self.target.fill(POISON)?;
+        let prepared = self.source.device().prepare(from, to)?;
+        // SAFETY: as above.
+        let ticket = unsafe { self.queue.run(&prepared) }?;
+        self.queue.wait(ticket)?;
+        self.expect_target("prepared copy", from.len(), &expected)
     }
 
     /// Lists whose ranges all have the same length, with counts around all limits.
@@ -319,6 +326,73 @@ fn many_entries(ordinal: u32) -> Outcome {
         expect_equal(&format!("{COUNT} entries by {path:?}"), found, &expected)?;
     }
     println!("check: {COUNT} entries in one call are right");
+    Ok(())
+}
+
+/// Prepared lists in flight at once, each dropped as soon as it was started: what one has laid out is
+/// not overwritten by the next before it was read. Others' queues refuse them.
+fn many_prepared(ordinal: u32) -> Outcome {
+    const SIZE: usize = 16;
+    const LISTS: usize = 200;
+    let mut random = Random::new(11);
+    let source = DeviceBuffer::alloc(ordinal, 1 << 20)?;
+    let bytes = random.bytes(source.len());
+    source.copy_from_host(0, &bytes)?;
+    let target = DeviceBuffer::alloc(ordinal, LISTS * 1000 * SIZE)?;
+    target.fill(POISON)?;
+    let device = device(ordinal)?;
+    let mut queue = device.queue()?;
+    let mut others = vec![StandIn::new(1).queue()?];
+    for info in tcpx_cuda::devices()? {
+        if info.ordinal != ordinal {
+            others.push(tcpx_cuda::device(info.ordinal)?.queue()?);
+        }
+    }
+    let mut expected = vec![POISON; target.len()];
+    for list in 0..LISTS {
+        // Some are parameters, some are in a table; some are alike, some are not.
+        let (count, shorter) = ([100, 700, 1000][random.below(3)], random.below(2));
+        let (mut from, mut to) = (Vec::new(), Vec::new());
+        for i in 0..count {
+            let len = SIZE - shorter * (i % 2);
+            let (start, end) = (
+                SIZE * random.below(source.len() / SIZE),
+                (list * 1000 + i) * SIZE,
+            );
+            from.push(Range {
+                address: source.address() + start,
+                len,
+            });
+            to.push(Range {
+                address: target.address() + end,
+                len,
+            });
+            expected[end..][..len].copy_from_slice(&bytes[start..][..len]);
+        }
+        let prepared = device.prepare(&from, &to)?;
+        if prepared.bytes() != total(&from) as u64 {
+            return Err(format!("{prepared:?} is not {} bytes long", total(&from)).into());
+        }
+        // SAFETY: the buffers live on, and nobody else uses them, until the copies are done.
+        while let Err(error) = unsafe { queue.run(&prepared) } {
+            match error {
+                Error::QueueFull { .. } => std::thread::yield_now(),
+                error => return Err(error.into()),
+            }
+        }
+        for other in &mut others {
+            // SAFETY: nothing is started.
+            match unsafe { other.run(&prepared) } {
+                Err(Error::OtherDevice) => {}
+                other => return Err(format!("another device's queue gives {other:?}").into()),
+            }
+        }
+    }
+    drop(queue);
+    let mut found = vec![0; target.len()];
+    target.copy_to_host(0, &mut found)?;
+    expect_equal("prepared lists", &found, &expected)?;
+    println!("check: {LISTS} prepared lists, dropped while they run, are right");
     Ok(())
 }
 

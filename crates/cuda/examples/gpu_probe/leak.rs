@@ -21,6 +21,11 @@ pub(crate) fn run(ordinal: u32, rounds: u32) -> Outcome {
             // SAFETY: both outlive the queue, whose drop waits for the copy.
             unsafe { queue.gather(&ranges, host.address()) }?;
         }
+        keep.export(ranges[0])?;
+        let (from, to) = ranges.split_at(500);
+        let prepared = keep.prepare(from, to)?;
+        // SAFETY: as above.
+        unsafe { keep.queue()?.run(&prepared) }?;
         Ok(())
     };
     for _ in 0..5 {

@@ -1,10 +1,12 @@
 //! Checks and measures this crate on a machine with a GPU:
 //! gpu_probe [--device N] [--check-only | --batches | --leak N | --failure]
+//! gpu_probe [--device N] --same-host [--check-only] [--owner-device N] [--owner-env NAME=VALUE]
 //!
 //! Ends with a status other than zero if any byte is wrong. `--check-only` leaves the measurements
 //! out, for compute-sanitizer, `--batches` checks batches of scattered blocks alone. `--leak N`
 //! makes and drops everything N times and compares the memory in use. `--failure` checks what is
-//! left after a copy that the device refuses.
+//! left after a copy that the device refuses. `--same-host` checks and measures copies between two
+//! processes, of which the second, the owner of the memory, may have another device and environment.
 
 mod batches;
 mod bytes;
@@ -15,6 +17,7 @@ mod load;
 mod places;
 mod rates;
 mod raw;
+mod same_host;
 
 use std::process::ExitCode;
 
@@ -26,6 +29,10 @@ struct Arguments {
     batches: bool,
     failure: bool,
     leak: Option<u32>,
+    same_host: bool,
+    /// To be the second process of `--same-host`.
+    is_owner: bool,
+    owner: same_host::Options,
 }
 
 fn main() -> ExitCode {
@@ -48,14 +55,24 @@ fn arguments() -> Outcome<Arguments> {
         batches: false,
         failure: false,
         leak: None,
+        same_host: false,
+        is_owner: false,
+        owner: same_host::Options {
+            device: None,
+            environment: Vec::new(),
+        },
     };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
-        let mut number =
-            || -> Outcome<u32> { Ok(words.next().ok_or("a number is missing")?.parse()?) };
+        let mut text = || words.next().ok_or(format!("{word} has no value"));
+        let mut number = || -> Outcome<u32> { Ok(text()?.parse()?) };
         match word.as_str() {
             "--device" => found.device = number()?,
             "--leak" => found.leak = Some(number()?),
+            "--same-host" => found.same_host = true,
+            "--owner" => found.is_owner = true,
+            "--owner-device" => found.owner.device = Some(number()?),
+            "--owner-env" => found.owner.environment.push(text()?),
             "--failure" => found.failure = true,
             "--batches" => found.batches = true,
             "--check-only" => found.check_only = true,
@@ -66,6 +83,9 @@ fn arguments() -> Outcome<Arguments> {
 }
 
 fn run(arguments: &Arguments) -> Outcome {
+    if arguments.is_owner {
+        return same_host::run_owner(arguments.device);
+    }
     for info in tcpx_cuda::devices()? {
         println!("{info:?}");
     }
@@ -79,6 +99,9 @@ fn run(arguments: &Arguments) -> Outcome {
     }
     if arguments.batches {
         return batches::run(device);
+    }
+    if arguments.same_host {
+        return same_host::run(device, &arguments.owner, arguments.check_only);
     }
     places::run(device)?;
     check::run(device)?;

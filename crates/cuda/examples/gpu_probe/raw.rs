@@ -22,6 +22,19 @@ pub(crate) struct AllocationProperties {
     pub(crate) flags: [u8; 8],
 }
 
+/// `CUmemPoolProps`.
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct PoolProperties {
+    pub(crate) kind: c_int,
+    pub(crate) handle_types: c_int,
+    pub(crate) location_kind: c_int,
+    pub(crate) location_id: c_int,
+    pub(crate) win32: usize,
+    pub(crate) most: usize,
+    pub(crate) reserved: [u64; 7],
+}
+
 /// `CUmemAccessDesc`.
 #[repr(C)]
 pub(crate) struct AccessDescription {
@@ -63,6 +76,9 @@ functions! {
     mem_address_free = "cuMemAddressFree"(address: u64, len: usize);
     mem_map = "cuMemMap"(address: u64, len: usize, offset: usize, handle: c_ulonglong, flags: c_ulonglong);
     mem_unmap = "cuMemUnmap"(address: u64, len: usize);
+    mem_pool_create = "cuMemPoolCreate"(pool: *mut *mut c_void, properties: *const PoolProperties);
+    mem_pool_destroy = "cuMemPoolDestroy"(pool: *mut c_void);
+    mem_alloc_from_pool_async = "cuMemAllocFromPoolAsync"(address: *mut u64, len: usize, pool: *mut c_void, stream: *mut c_void);
     mem_set_access = "cuMemSetAccess"(address: u64, len: usize, access: *const AccessDescription, count: usize);
 }
 

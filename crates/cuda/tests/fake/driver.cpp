@@ -3,6 +3,11 @@
 // Work on a stream is done late, when queries have asked for it several times. So whoever reuses memory too early, or
 // takes a copy for done that is not, gets wrong bytes. It is strict about what a GPU is strict about: contexts that
 // must be current, addresses that must be allocated, host memory that must be registered.
+//
+// Its device memory is parts of files, which other processes of the same user map: shared.h. The environment:
+//   CUDA_VISIBLE_DEVICES=1    which of the two GPUs the process sees, in which order
+//   FAKE_CUDA_NO_PEERS=1      the GPUs have no access to each other's memory
+//   FAKE_CUDA_REFUSE=cuIpcGetMemHandle=801,cuMemMap=2   calls of shared_api.h that give an error, and which
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -12,15 +17,22 @@
 #include <set>
 #include <vector>
 
+#include <cstdlib>
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <string>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "host.h"
 #include "load.h"
 
 namespace {
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_INITIALIZED = 3, NO_SUCH_DEVICE = 101, INVALID_CONTEXT = 201,
-       INVALID_HANDLE = 400, NOT_READY = 600, ILLEGAL_ADDRESS = 700, CAPTURE_UNSUPPORTED = 900 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_SUCH_DEVICE = 101,
+       INVALID_CONTEXT = 201, MAP_REFUSED = 205, PEERS_UNSUPPORTED = 217, INVALID_HANDLE = 400, NOT_READY = 600,
+       ILLEGAL_ADDRESS = 700, CAPTURE_UNSUPPORTED = 900 };
 enum { CAPTURE_RELAXED = 2 };
 thread_local int capture_mode;
 constexpr u64 TOTAL = 64ull << 30;
@@ -43,12 +55,24 @@ struct event {
   u64 position = 0;
   int queries = 0;
 };
+struct pool;
+struct piece;
 // Device memory without a context is that of a pool or a mapping.
 struct allocation {
   size_t len;
   context *owner;
   enum { DEVICE, HOST, MANAGED } kind;
   int device;
+  // Devices that have access to memory without a context, as bits.
+  unsigned reach = 0;
+  // The part of a file that it is.
+  int fd = -1;
+  u64 offset = 0;
+  // What it belongs to: a pool, or the physical memory of a mapping.
+  std::shared_ptr<pool> from = nullptr;
+  std::shared_ptr<piece> backing = nullptr;
+  // How often another process's memory was opened; zero for own memory.
+  int imported = 0;
 };
 
 std::recursive_mutex lock;
@@ -76,7 +100,7 @@ bool reaches(context *from, u64 address, u64 len) {
     auto found = find(address);
     if (!found) return false;
     auto &at = found->second;
-    if (at.kind == allocation::DEVICE && (at.owner ? at.owner != from : at.device != from->device)) return false;
+    if (at.kind == allocation::DEVICE && (at.owner ? at.owner != from : !(at.reach >> from->device & 1))) return false;
     u64 here = std::min(len, found->first + at.len - address);
     address += here;
     len -= here;
@@ -124,27 +148,7 @@ int copy_later(u64 to, u64 from, size_t len, stream *on, bool is_host_from, bool
   });
 }
 
-u64 map_pages(size_t len) {
-  void *at = mmap(nullptr, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  return at == MAP_FAILED ? 0 : (u64)at;
-}
-
-int allocate(u64 *address, size_t len, context *owner, decltype(allocation::kind) kind) {
-  if (!top()) return INVALID_CONTEXT;
-  *address = map_pages(len);
-  memory[*address] = {len, owner, kind, top()->device};
-  in_use += len;
-  return SUCCESS;
-}
-
-int release(u64 address) {
-  auto found = memory.find(address);
-  if (found == memory.end()) return INVALID_VALUE;
-  munmap((void *)address, found->second.len);
-  in_use -= found->second.len;
-  memory.erase(found);
-  return SUCCESS;
-}
+#include "shared.h"
 
 } // namespace
 
@@ -152,6 +156,7 @@ int release(u64 address) {
 #define API extern "C" __attribute__((visibility("default"))) int
 
 API cuInit(unsigned) {
+  nothing_file();
   is_initialised = true;
   return SUCCESS;
 }
@@ -162,9 +167,9 @@ API cuGetErrorName(int code, const char **name) {
 }
 API cuDeviceGet(int *device, int ordinal) {
   if (!is_initialised) return NOT_INITIALIZED;
-  return ordinal >= 0 && ordinal < DEVICES ? (*device = ordinal, SUCCESS) : NO_SUCH_DEVICE;
+  return ordinal >= 0 && ordinal < (int)visible().size() ? (*device = ordinal, SUCCESS) : NO_SUCH_DEVICE;
 }
-API cuDeviceGetCount(int *count) { return *count = DEVICES, SUCCESS; }
+API cuDeviceGetCount(int *count) { return *count = visible().size(), SUCCESS; }
 API cuDeviceGetName(char *name, int len, int) { return strncpy(name, "Fake", len), SUCCESS; }
 API cuDeviceGetAttribute(int *value, int, int) { return *value = 7, SUCCESS; }
 API cuDeviceGetPCIBusId(char *id, int len, int) { return strncpy(id, "FFFF:0A:00.0", len), SUCCESS; }
@@ -214,6 +219,9 @@ API cuPointerGetAttributes(unsigned count, const int *attributes, void **values,
       case 2: *(unsigned *)values[i] = !found ? 0 : kind == allocation::HOST ? 1 : 2; break;
       case 8: *(bool *)values[i] = kind == allocation::MANAGED; break;
       case 9: *(int *)values[i] = found ? found->second.device : -2; break;
+      case 10: *(bool *)values[i] = found && has_ipc_handle(found->second); break;
+      case 14: *(u64 *)values[i] = found ? handle_types(found->second) : 0; break;
+      case 17: *(pool **)values[i] = found ? found->second.from.get() : nullptr; break;
       default: return INVALID_VALUE;
     }
   return SUCCESS;
@@ -231,10 +239,6 @@ API cuMemGetInfo_v2(size_t *free, size_t *total) {
 API cuMemAlloc_v2(u64 *address, size_t len) {
   LOCKED;
   return allocate(address, len, top(), allocation::DEVICE);
-}
-API cuMemAllocAsync(u64 *address, size_t len, void *) {
-  LOCKED;
-  return allocate(address, len, nullptr, allocation::DEVICE);
 }
 API cuMemAllocManaged(u64 *address, size_t len, unsigned) {
   LOCKED;
@@ -268,20 +272,7 @@ API cuMemHostUnregister(u64 address) {
 }
 API cuMemHostGetDevicePointer_v2(u64 *seen, u64 address, unsigned) { return *seen = address, SUCCESS; }
 
-API cuMemAddressReserve(u64 *address, size_t len, size_t, u64, u64) { return *address = map_pages(len), SUCCESS; }
-API cuMemAddressFree(u64 address, size_t len) { return munmap((void *)address, len); }
-// The device is the fourth number of the properties.
-API cuMemCreate(u64 *handle, size_t, const int *properties, u64) { return *handle = 1 + properties[3], SUCCESS; }
-API cuMemRelease(u64) { return SUCCESS; }
-API cuMemMap(u64 address, size_t len, size_t, u64 handle, u64) {
-  LOCKED;
-  return memory[address] = {len, nullptr, allocation::DEVICE, (int)handle - 1}, SUCCESS;
-}
-API cuMemUnmap(u64 address, size_t) {
-  LOCKED;
-  return memory.erase(address) ? SUCCESS : INVALID_VALUE;
-}
-API cuMemSetAccess(u64, size_t, const void *, size_t) { return SUCCESS; }
+#include "shared_api.h"
 
 API cuMemcpyHtoD_v2(u64 to, u64 from, size_t len) {
   LOCKED;

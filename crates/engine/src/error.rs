@@ -300,6 +300,18 @@ pub enum Error {
         text: String,
     },
 
+    /// The setting `same_host` requires that memory is copied directly, and it cannot be. Mend what
+    /// the reason says, or set `TCPX_SAME_HOST=auto`.
+    #[error(
+        "memory of peer {peer:?} cannot be copied directly, as TCPX_SAME_HOST=require asks for: {reason}"
+    )]
+    NotSameHost {
+        /// The peer.
+        peer: String,
+        /// Why not.
+        reason: String,
+    },
+
     /// The peer broke the protocol; its connection was closed. Run the same release on both sides.
     #[error("peer {peer:?} broke the protocol: {what}")]
     PeerMisbehaved {
@@ -375,7 +387,7 @@ impl Error {
             Self::TransferActive | Self::PeerBehind { .. } => ErrorKind::Busy,
             Self::NotPosted => ErrorKind::NotAllowed,
             Self::MessageTruncated { .. } => ErrorKind::Truncated,
-            Self::Incompatible { .. } => ErrorKind::NotSupported,
+            Self::Incompatible { .. } | Self::NotSameHost { .. } => ErrorKind::NotSupported,
             Self::PeerUnreachable { .. }
             | Self::PeerNotConnected(_)
             | Self::PeerLost { .. }

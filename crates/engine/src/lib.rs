@@ -45,12 +45,14 @@ mod sync;
 mod testing;
 mod transfer;
 
-pub use config::{Config, ConfigError, ConfigRow, GpuLocality, Source, StagingKind, TransportKind};
+pub use config::{
+    Config, ConfigError, ConfigRow, GpuLocality, SameHostKind, Source, StagingKind, TransportKind,
+};
 pub use error::{
     Attempt, AttemptCause, CommCause, Error, ErrorKind, IoError, LostCause, Misbehaviour,
     PluginFault, Side,
 };
-pub use link::LaneInfo;
+pub use link::{LaneInfo, SameHostInfo};
 pub use memory::{
     Buffer, LocalSlice, MemId, MemoryKind, Region, RemoteRegion, RemoteSlice, Segment,
 };

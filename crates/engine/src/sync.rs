@@ -94,6 +94,8 @@ ranks! {
     Inbox,
     /// The end of one posted operation.
     Completion,
+    /// What is asked of a neighbour, and how a plan is copied from it.
+    Neighbour,
     /// Locks under which no other lock is taken.
     Leaf,
 }

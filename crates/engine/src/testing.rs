@@ -10,8 +10,15 @@ use crate::{Config, Peer, Session};
 /// Longer than anything takes, also on a machine that is busy elsewhere.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
+/// A session whose transfers go by lanes.
 pub(crate) fn session(name: &str) -> Session {
+    session_with(name, "off")
+}
+
+/// A session with this setting of `same_host`.
+pub(crate) fn session_with(name: &str, same_host: &str) -> Session {
     let config = Config::defaults().with("interfaces", "lo").unwrap();
+    let config = config.with("same_host", same_host).unwrap();
     Session::new(config.with("name", name).unwrap()).unwrap()
 }
 
@@ -34,7 +41,18 @@ pub(crate) struct Pair {
 
 impl Pair {
     pub(crate) fn new() -> Self {
-        let (alice, bob) = (session("alice"), session("bob"));
+        Self::of(session("alice"), session("bob"))
+    }
+
+    /// Two that copy each other's memory directly.
+    pub(crate) fn on_same_host() -> Self {
+        Self::of(
+            session_with("alice", "require"),
+            session_with("bob", "require"),
+        )
+    }
+
+    fn of(alice: Session, bob: Session) -> Self {
         let to_bob = alice.add_peer(&bob.connection_info()).unwrap();
         to_bob.connect(LONG).unwrap();
         let to_alice = bob.accept(LONG).unwrap();

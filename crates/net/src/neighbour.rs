@@ -36,5 +36,11 @@ pub use memory::{Neighbour, Remote};
 pub use nonce::{NONCE_BYTES, Nonce};
 pub use wire::{Credentials, MAX_FDS, MAX_MESSAGE, Received, Wire};
 
+/// The user that this process runs as.
+#[must_use]
+pub fn own_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
 #[cfg(all(test, not(miri)))]
 mod tests;

@@ -12,6 +12,7 @@
 //! | [`frame`] | what travels on a lane afterwards |
 //! | [`lane`] | what the frames of a lane mean, and which one is sent next |
 //! | [`connection`] | what outlives a lane: numbered messages, and chunks of lanes that were lost |
+//! | [`neighbour`] | what two sessions on one host say to each other beside their connection |
 //! | [`codec`] | the bounded reader and the writer beneath all of them |
 
 #![no_std]
@@ -26,6 +27,7 @@ pub mod frame;
 pub mod handshake;
 pub mod info;
 pub mod lane;
+pub mod neighbour;
 
 mod name;
 mod secret;

@@ -2,6 +2,12 @@
 
 use core::fmt;
 
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+/// Makes and checks tags.
+pub(crate) type Tagger = Hmac<Sha256>;
+
 /// What a session's peers must know to connect: 256 random bits, made at session start.
 ///
 /// It travels only inside [`ConnectionInfo`](crate::info::ConnectionInfo) and is proven, never
@@ -20,9 +26,19 @@ impl Secret {
         Self(bytes)
     }
 
-    /// The bytes themselves, for encoding and as an HMAC key.
+    /// The bytes themselves, for encoding.
     pub(crate) const fn expose(&self) -> &[u8; Self::LEN] {
         &self.0
+    }
+
+    /// Begins a tag that says what it is for: nobody can take one for another.
+    pub(crate) fn tagger(&self, label: &[u8]) -> Tagger {
+        // HMAC pads a short key with zeros to the hash's block; done here, making the MAC cannot fail.
+        let mut key = [0; 64];
+        key[..Self::LEN].copy_from_slice(&self.0);
+        let mut mac = Tagger::new(&key.into());
+        mac.update(label);
+        mac
     }
 }
 

@@ -259,25 +259,24 @@ pub fn lost(peer: &str, cause: tcpx::LostCause) -> tcpx::Error {
     }
 }
 
-/// Waits until bytes are moving on a peer's lanes, in whatever direction.
+/// Bytes that were moved between this process and a peer, in whatever direction and way.
+fn moved(peer: &Peer) -> u64 {
+    let lanes = peer.lanes().into_iter();
+    let sent: u64 = lanes.map(|l| l.bytes_sent + l.bytes_received).sum();
+    sent + peer.same_host().map_or(0, |same_host| same_host.bytes)
+}
+
+/// Waits until bytes are moving between this process and a peer.
 pub fn wait_for_traffic(peer: &Peer) {
-    let moved = || -> u64 {
-        let lanes = peer.lanes().into_iter();
-        lanes.map(|l| l.bytes_sent + l.bytes_received).sum()
-    };
-    let before = moved();
-    wait_until("bytes move", || moved() > before + (256 << 10));
+    let before = moved(peer);
+    wait_until("bytes move", || moved(peer) > before + (256 << 10));
 }
 
 /// Waits until no byte has moved on a peer's lanes for a moment: what was on its way has arrived.
 pub fn wait_for_silence(peer: &Peer) {
-    let moved = || -> u64 {
-        let lanes = peer.lanes().into_iter();
-        lanes.map(|l| l.bytes_sent + l.bytes_received).sum()
-    };
-    let mut before = (moved(), std::time::Instant::now());
+    let mut before = (moved(peer), std::time::Instant::now());
     wait_until("the lanes are silent", || {
-        let now = moved();
+        let now = moved(peer);
         if now != before.0 {
             before = (now, std::time::Instant::now());
         }

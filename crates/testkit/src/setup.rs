@@ -11,10 +11,12 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// What all setups have in common: loopback only.
+    /// What all setups have in common: loopback, and lanes even where memory could be copied.
     #[must_use]
     pub fn base() -> Self {
-        let mut setup = Self { pairs: Vec::new() }.with("interfaces", "lo");
+        let mut setup = Self { pairs: Vec::new() }
+            .with("interfaces", "lo")
+            .with("same_host", "off");
         if let Ok(more) = std::env::var("TCPX_TEST_CONFIG") {
             for pair in more.split_whitespace() {
                 let (key, value) = pair.split_once('=').expect("key=value");

@@ -24,7 +24,9 @@ use tcpx_net::interfaces::InterfaceSelector;
 use self::row::Held;
 use self::rows::{MAX_LANES, ROWS};
 use self::staging::{CHUNK_FACTOR, DEPTH, MAX_SLOT_BYTES};
-pub use self::types::{ConfigError, ConfigRow, GpuLocality, Source, StagingKind, TransportKind};
+pub use self::types::{
+    ConfigError, ConfigRow, GpuLocality, SameHostKind, Source, StagingKind, TransportKind,
+};
 
 /// The configuration of a [`Session`](crate::Session).
 ///
@@ -50,6 +52,7 @@ struct Values {
     transport: Held<TransportKind>,
     plugin: Held<String>,
     plugin_version: Held<u32>,
+    same_host: Held<SameHostKind>,
     staging: Held<StagingKind>,
     staging_bytes: Held<usize>,
     device_bytes: Held<usize>,
@@ -197,6 +200,12 @@ impl Config {
     #[must_use]
     pub fn control_interface(&self) -> &InterfaceSelector {
         &self.values.control_interface.value
+    }
+
+    /// Whether memory of processes on this host is copied without the network.
+    #[must_use]
+    pub fn same_host(&self) -> SameHostKind {
+        self.values.same_host.value
     }
 
     /// Which memory passes through pinned staging.

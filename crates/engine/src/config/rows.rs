@@ -19,6 +19,7 @@ pub(super) static ROWS: &[&dyn Setting] = &[
     &TRANSPORT,
     &PLUGIN,
     &PLUGIN_VERSION,
+    &SAME_HOST,
     &STAGING,
     &STAGING_BYTES,
     &DEVICE_BYTES,

@@ -6,7 +6,7 @@ use tcpx_net::interfaces::InterfaceSelector;
 
 use super::form::Form;
 use super::row::Row;
-use super::{Config, ConfigError, GpuLocality, StagingKind, TransportKind, rows};
+use super::{Config, ConfigError, GpuLocality, SameHostKind, StagingKind, TransportKind, rows};
 
 /// Typed setters: as [`Config::with`], and with the same errors. Each replaces what the environment
 /// says.
@@ -95,6 +95,14 @@ impl Config {
     /// There is no such version.
     pub fn with_plugin_version(self, version: u32) -> Result<Self, ConfigError> {
         self.put(&rows::PLUGIN_VERSION, version)
+    }
+
+    /// Chooses whether memory of processes on this host is copied without the network.
+    ///
+    /// # Errors
+    /// None.
+    pub fn with_same_host(self, same_host: SameHostKind) -> Result<Self, ConfigError> {
+        self.put(&rows::SAME_HOST, same_host)
     }
 
     /// Chooses which memory passes through pinned staging.

@@ -140,7 +140,7 @@ type Both = (
 
 #[test]
 fn typed_setters_do_what_strings_do() {
-    let good: [Both; 24] = [
+    let good: [Both; 25] = [
         ("name", " a name ", |c| c.with_name(" a name ")),
         ("lanes", "3", |c| c.with_lanes(3)),
         ("chunk_bytes", "65536", |c| c.with_chunk_bytes(64 << 10)),
@@ -157,6 +157,7 @@ fn typed_setters_do_what_strings_do() {
         }),
         ("plugin", "fast", |c| c.with_plugin("fast")),
         ("plugin_version", "8", |c| c.with_plugin_version(8)),
+        ("same_host", "off", |c| c.with_same_host(SameHostKind::Off)),
         ("staging", "always", |c| c.with_staging(StagingKind::Always)),
         ("staging_bytes", "33554432", |c| {
             c.with_staging_bytes(32 << 20)

@@ -55,6 +55,18 @@ pub enum GpuLocality {
     Off,
 }
 
+/// Whether memory of processes on this host is copied without the network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SameHostKind {
+    /// Where both sides can.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+    /// Always: transfers that cannot be moved like that fail, with the reason.
+    Require,
+}
+
 /// A configuration value that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {

@@ -6,6 +6,7 @@ mod admission;
 mod comms;
 mod dial;
 mod listen;
+mod neighbours;
 mod rejoin;
 mod strangers;
 
@@ -18,6 +19,7 @@ use tcpx_proto::handshake::{MAX_HANDSHAKE_BYTES, Offer};
 
 use super::workers::Workers;
 use crate::carrier::comm::Net;
+use crate::config::SameHostKind;
 use crate::error::Error;
 use crate::log::limited;
 use crate::peers::{Command, SessionCore};
@@ -44,6 +46,7 @@ pub(crate) struct ControlLoop {
     incoming: listen::Incoming,
     dialing: dial::Dialing,
     rejoins: rejoin::Rejoins,
+    neighbours: neighbours::Neighbours,
     next_token: u64,
     next_tick: Option<Instant>,
 }
@@ -60,10 +63,10 @@ impl ControlLoop {
             poller.add(listener, token as u64)?;
             poller.arm(listener, token as u64, false)?;
         }
-        Ok(Self {
+        let mut control = Self {
             core,
             workers,
-            offer: comms::offer(net.as_ref()),
+            offer: Offer::NONE,
             net,
             plugged: Arc::new(Mutex::new(Rank::Leaf, Vec::new())),
             poller,
@@ -72,8 +75,16 @@ impl ControlLoop {
             incoming: listen::Incoming::new(),
             dialing: dial::Dialing::default(),
             rejoins: rejoin::Rejoins::default(),
+            neighbours: neighbours::Neighbours::default(),
             next_tick: None,
-        })
+        };
+        let same_host = control.core.context().config.same_host();
+        if same_host != SameHostKind::Off {
+            control.open_door();
+        }
+        let has_door = control.neighbours.has_door();
+        control.offer = comms::offer(control.net.as_ref(), has_door, same_host);
+        Ok(control)
     }
 
     /// The thread.
@@ -95,6 +106,9 @@ impl ControlLoop {
                     link.hand_over();
                 }
             }
+            if self.core.parts.control.take_neighbour_waits() {
+                self.flush_neighbours();
+            }
             let plugged = std::mem::take(&mut *self.plugged.lock());
             for plugged in plugged {
                 self.plugged(plugged);
@@ -115,6 +129,8 @@ impl ControlLoop {
                     self.incoming_ready(token);
                 } else if self.rejoins.has(token) {
                     self.probe_ready(token);
+                } else if self.neighbours.has(token) {
+                    self.neighbour_ready(token);
                 } else {
                     self.dial_ready(token);
                 }
@@ -132,6 +148,7 @@ impl ControlLoop {
         self.expire_incoming(now);
         self.expire_dials(now);
         self.expire_rejoins(now);
+        self.expire_neighbours(now);
         // Said before the look: work that starts after it wakes us.
         self.core.parts.control.set_dozing(true);
         let limit = self.core.context().config.peer_timeout();
@@ -152,6 +169,7 @@ impl ControlLoop {
             self.incoming.deadline(),
             self.dialing.deadline(),
             self.rejoins.deadline(),
+            self.neighbours.deadline(),
         ];
         let first = deadlines.into_iter().flatten().min()?;
         Some(

@@ -26,6 +26,7 @@ use self::workers::Workers;
 use crate::carrier::comm::Net;
 use crate::config::{Config, ConfigError, TransportKind};
 use crate::error::Error;
+use crate::link::desk::Desk;
 use crate::link::{Context, Control};
 use crate::memory::{Nearness, Registry, Staging};
 use crate::peers::{Crew, Mailbox, Parts, SessionCore};
@@ -58,7 +59,9 @@ pub(crate) fn start(mut config: Config) -> Result<(Arc<SessionCore>, Vec<JoinHan
     let mailbox = Arc::new(Mailbox::new(&poller));
     let slow_connect = net.as_ref().map(|_| config.connect_timeout());
     let control = Arc::clone(&mailbox) as Arc<dyn Control>;
-    let context = Context::new(config, Registry::new(random()?), staging, control);
+    let callers = Arc::clone(&workers);
+    let desk = Desk::new(Box::new(move |count| callers.wake(count)));
+    let context = Context::new(config, Registry::new(random()?), staging, control, desk);
     let core = SessionCore::new(Parts {
         context,
         identity,
@@ -102,10 +105,10 @@ fn spawn(
     let builder = |name: String| std::thread::Builder::new().name(name);
     threads.push(builder("tcpx-control".into()).spawn(move || control.run())?);
     for (index, worker) in workers.bulk().iter().enumerate() {
-        let (local, worker) = (Arc::clone(&core.local), Arc::clone(worker));
+        let (context, worker) = (Arc::clone(core.context()), Arc::clone(worker));
         let thread = builder(format!("tcpx-worker-{index}"));
         let mut seat = Seat::new(Arc::clone(nearness), count);
-        let run = move || worker.run(Some(&local), spin, staging_spin, &mut seat, || false);
+        let run = move || worker.run(Some(&context.desk), spin, staging_spin, &mut seat, || false);
         threads.push(thread.spawn(run)?);
     }
     if config.transport() == TransportKind::Tcp {

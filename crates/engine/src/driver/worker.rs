@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tcpx_net::{Event, Poller, Stream, Waker};
 
 use super::seat::Seat;
-use crate::link::local::Local;
+use crate::link::desk::{Desk, Step};
 use crate::link::{Caller, Drive, Driven};
 use crate::log::limited;
 use crate::sync::{Mutex, Rank};
@@ -94,11 +94,11 @@ impl Worker {
         self.waker.wake();
     }
 
-    /// The thread. One for bulk also moves what stays in this process: `local`. `has_company` says whether
+    /// The thread. One for bulk also copies what waits at the `desk`. `has_company` says whether
     /// others are at work whom spinning would take a core from.
     pub(crate) fn run(
         &self,
-        local: Option<&Local>,
+        desk: Option<&Desk>,
         spin: Duration,
         staging_spin: Duration,
         seat: &mut Seat,
@@ -119,9 +119,10 @@ impl Worker {
                 last_watch = Instant::now();
                 take_abandoned(&mut driven, &mut watched);
             }
+            let copied = desk.map_or(Step::Over, Desk::step);
             let mut drive = Drive {
                 progress: false,
-                more: local.is_some_and(Local::step),
+                more: copied == Step::Copied,
             };
             let mut index = 0;
             while index < driven.len() {
@@ -148,7 +149,8 @@ impl Worker {
                 }
                 continue;
             }
-            let staging = driven.iter().any(|active| active.lane().is_staging());
+            let is_copying = copied == Step::UnderWay;
+            let staging = is_copying || driven.iter().any(|active| active.lane().is_staging());
             // A full send buffer empties in steps that are worth a sleep; asking meanwhile only takes
             // the socket's lock from those who empty it. So does a large payload from afar. Anything
             // else that arrives is worth looking for.
@@ -174,9 +176,10 @@ impl Worker {
             self.asleep.store(true, Ordering::SeqCst);
             // What is left has something to send, or a copy under way.
             let dirty = driven.iter().any(|active| !active.lane().is_staging());
-            let timeout = if self.has_calls() || local.is_some_and(Local::is_busy) || dirty {
+            let has_copies = !is_copying && desk.is_some_and(Desk::is_busy);
+            let timeout = if self.has_calls() || has_copies || dirty {
                 Some(Duration::ZERO)
-            } else if !driven.is_empty() {
+            } else if !driven.is_empty() || is_copying {
                 Some(STAGING_LOOK)
             } else if watched.is_empty() {
                 None

@@ -32,6 +32,13 @@ impl Workers {
         bulk.any(|worker| worker.is_awake())
     }
 
+    /// Wakes up to `count` of the workers that move bulk.
+    pub(crate) fn wake(&self, count: usize) {
+        for worker in self.bulk.iter().take(count) {
+            worker.wake();
+        }
+    }
+
     /// The workers that move bulk.
     pub(crate) fn bulk(&self) -> &[Arc<Worker>] {
         &self.bulk
@@ -61,10 +68,6 @@ impl Workers {
 }
 
 impl Crew for Workers {
-    fn wake_any(&self) {
-        self.bulk[0].wake();
-    }
-
     fn stop(&self) {
         for worker in self.bulk.iter().chain([&self.express]) {
             worker.stop();

@@ -21,8 +21,23 @@ pub(super) fn incompatible(peer: &str, peer_lacks: Features, session_lacks: Feat
     if !facts.is_empty() {
         hints.push("set TCPX_TRANSPORT alike on both sides");
     }
+    const DIRECT: &str = "that memory is copied directly (same_host=require)";
+    if peer_lacks.contains(Features::SAME_HOST) {
+        facts.push(format!(
+            "peer {peer:?} does not offer {DIRECT}, which this session requires"
+        ));
+    }
+    if session_lacks.contains(Features::SAME_HOST) {
+        facts.push(format!(
+            "peer {peer:?} requires {DIRECT}, which this session does not offer"
+        ));
+    }
+    if (peer_lacks | session_lacks).contains(Features::SAME_HOST) {
+        hints.push("set TCPX_SAME_HOST=auto on either side, or no longer off on the other");
+    }
     // No setting leads to the others: the two builds differ.
-    let [theirs, ours] = [peer_lacks, session_lacks].map(|lacks| lacks.without(Features::COMMS));
+    let by_setting = Features::COMMS | Features::SAME_HOST;
+    let [theirs, ours] = [peer_lacks, session_lacks].map(|lacks| lacks.without(by_setting));
     if !theirs.is_empty() {
         facts.push(format!(
             "peer {peer:?} does not offer {theirs}, which this session requires"
@@ -66,6 +81,12 @@ mod tests {
             error(0, 2),
             "peer \"decode\" requires comms of a plugin (transport=plugin) and this session offers \
              native lanes only (transport=tcp): set TCPX_TRANSPORT alike on both sides"
+        );
+        assert_eq!(
+            error(4, 0),
+            "peer \"decode\" does not offer that memory is copied directly (same_host=require), \
+             which this session requires: set TCPX_SAME_HOST=auto on either side, or no longer off \
+             on the other"
         );
         assert_eq!(
             error(0, 0x11),

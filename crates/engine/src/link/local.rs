@@ -1,6 +1,5 @@
 //! Transfers of a session to itself: copies, checked like any peer's access.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -9,6 +8,7 @@ use tcpx_cuda::Device;
 use tcpx_net::{Cursor, Span, Store, copy_spans};
 use tcpx_proto::frame::{Header, Kind, Status, Table};
 
+use super::desk::{Copying, Step};
 use super::{Above, Context, Link, Mark, Origin};
 use crate::error::Error;
 use crate::memory::{Copier, Refusal, one_device};
@@ -24,63 +24,23 @@ pub(crate) struct Local {
     context: Arc<Context>,
     /// The peer that stands for the session.
     above: Weak<dyn Above>,
-    runs: Mutex<Waiting>,
-    /// Whether runs wait: what threads ask again and again.
-    is_busy: AtomicBool,
+    /// Nothing is taken on any more.
+    closed: AtomicBool,
     copier: Mutex<Copier>,
-    /// Wakes a thread that calls [`Local::step`].
-    call: Box<dyn Fn() + Send + Sync>,
-}
-
-/// The copies that wait to be made.
-#[derive(Default)]
-struct Waiting {
-    runs: VecDeque<Arc<Run>>,
-    closed: bool,
 }
 
 impl Local {
-    pub(crate) fn new(
-        context: Arc<Context>,
-        above: Weak<dyn Above>,
-        call: Box<dyn Fn() + Send + Sync>,
-    ) -> Arc<Self> {
+    pub(crate) fn new(context: Arc<Context>, above: Weak<dyn Above>) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
             context,
             above,
-            runs: Mutex::new(Rank::Local, Waiting::default()),
-            is_busy: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             copier: Mutex::new(Rank::Local, Copier::default()),
-            call,
         })
     }
 
-    /// Copies one chunk of whatever waits; false when nothing does.
-    pub(crate) fn step(&self) -> bool {
-        if !self.is_busy() {
-            return false;
-        }
-        let Some(run) = self.runs.lock().runs.front().cloned() else {
-            return false;
-        };
-        if !self.copy_chunk(&run) {
-            let runs = &mut self.runs.lock().runs;
-            if runs.front().is_some_and(|front| Arc::ptr_eq(front, &run)) {
-                runs.pop_front();
-                // With the lock: what is pushed after this sets it again.
-                self.is_busy.store(!runs.is_empty(), Ordering::SeqCst);
-            }
-        }
-        true
-    }
-
-    /// Whether somebody must call [`Local::step`].
-    pub(crate) fn is_busy(&self) -> bool {
-        self.is_busy.load(Ordering::SeqCst)
-    }
-
-    fn link(&self) -> Arc<dyn Link> {
+    fn this(&self) -> Arc<Self> {
         self.this.upgrade().expect("whoever calls holds it")
     }
 
@@ -96,23 +56,6 @@ impl Local {
             status,
             text: text.to_string(),
         }
-    }
-
-    /// Copies the next chunk of a run; false when there is none.
-    fn copy_chunk(&self, run: &Arc<Run>) -> bool {
-        let Some(chunk) = Offered::next(run) else {
-            return false;
-        };
-        let copied = self.context.copies.guarded(|| self.copy(&chunk));
-        let mut last = false;
-        if let Err(error) = copied {
-            last |= run.fail(error);
-        }
-        last |= run.settle(1);
-        if last {
-            run.conclude(|message| self.notify(run.id, message), || {});
-        }
-        true
     }
 
     /// Checks a chunk as its owner would, and copies it.
@@ -195,14 +138,28 @@ impl Local {
 
     /// Fails what waits, and what comes from now on.
     fn end(&self) {
-        let mut waiting = self.runs.lock();
-        waiting.closed = true;
-        let runs = std::mem::take(&mut waiting.runs);
-        self.is_busy.store(false, Ordering::SeqCst);
-        drop(waiting);
-        for run in runs {
+        self.closed.store(true, Ordering::SeqCst);
+        for run in self.context.desk.take(self) {
             run.fail_now(Error::Closed);
         }
+    }
+}
+
+impl Copying for Local {
+    fn copy_chunk(&self, run: &Arc<Run>) -> Step {
+        let Some(chunk) = Offered::next(run) else {
+            return Step::Over;
+        };
+        let copied = self.context.copies.guarded(|| self.copy(&chunk));
+        let mut last = false;
+        if let Err(error) = copied {
+            last |= run.fail(error);
+        }
+        last |= run.settle(1);
+        if last {
+            run.conclude(|message| self.notify(run.id, message), || {});
+        }
+        Step::Copied
     }
 }
 
@@ -215,18 +172,14 @@ impl Link for Local {
     /// Small runs are over when this returns.
     fn submit(&self, run: &Arc<Run>) {
         if run.plan.bytes <= INLINE_BYTES {
-            while self.copy_chunk(run) {}
+            while self.copy_chunk(run) == Step::Copied {}
             return;
         }
-        let mut waiting = self.runs.lock();
-        if waiting.closed {
-            drop(waiting);
-            return run.fail_now(Error::Closed);
+        self.context.desk.push(run, self.this(), run.plan.len());
+        // Whoever closes takes what was pushed before.
+        if self.closed.load(Ordering::SeqCst) {
+            self.end();
         }
-        waiting.runs.push_back(Arc::clone(run));
-        self.is_busy.store(true, Ordering::SeqCst);
-        drop(waiting);
-        (self.call)();
     }
 
     fn notify(&self, _transfer: u64, message: &[u8]) {
@@ -238,7 +191,7 @@ impl Link for Local {
 
     fn announce(&self, message: &Announcement) {
         if let Some(above) = self.above.upgrade() {
-            above.announced(self.link(), message.arrival(), None);
+            above.announced(self.this(), message.arrival(), None);
         }
     }
 
@@ -249,12 +202,12 @@ impl Link for Local {
         }
     }
 
-    fn drive_for(&self, _run: &Run) {
-        self.step();
+    fn drive_for(&self, run: &Run) {
+        self.context.desk.step_for(run);
     }
 
     fn hand_over(&self) {
-        (self.call)();
+        self.context.desk.hand_over();
     }
 
     fn lanes(&self) -> usize {

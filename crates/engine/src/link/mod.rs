@@ -4,8 +4,10 @@
 //! [`Above`], the threads that drive it as [`Caller`] and [`Control`], and what all links of a session
 //! share as [`Context`].
 
+pub(crate) mod desk;
 pub(crate) mod local;
 mod quota;
+pub(crate) mod same_host;
 pub(crate) mod tcp;
 
 use std::net::{IpAddr, SocketAddr};
@@ -19,7 +21,9 @@ use tcpx_proto::frame::down::StreamId;
 use tcpx_proto::handshake::{Established, OwnerProof};
 use tcpx_proto::info::ConnectionInfo;
 
+use self::desk::Desk;
 pub(crate) use self::quota::{Held, Quota, Share, longest_notification};
+use self::same_host::Grants;
 use crate::carrier::comm::{Comms, RawLane};
 use crate::config::Config;
 use crate::error::Error;
@@ -44,6 +48,15 @@ pub struct LaneInfo {
     pub is_up: bool,
     /// How many times its stream was lost and another one has taken its place.
     pub failovers: u32,
+}
+
+/// How memory of a peer on the same host is moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SameHostInfo {
+    /// Why lanes carry everything; none where memory is copied directly.
+    pub why_not: Option<String>,
+    /// Bytes that this session has copied directly, both ways, over the current connection.
+    pub bytes: u64,
 }
 
 /// A way to a peer.
@@ -105,6 +118,11 @@ pub(crate) trait Link: Send + Sync {
     /// What people are shown of the lanes.
     fn lane_infos(&self) -> Vec<LaneInfo> {
         Vec::new()
+    }
+
+    /// Whether memory is copied directly, and why not.
+    fn same_host_info(&self) -> Option<SameHostInfo> {
+        None
     }
 
     /// The number that the side which made the connection gave it.
@@ -329,6 +347,10 @@ pub(crate) trait Control: Send + Sync {
     /// Asks for a link that has lost a lane to be looked after.
     fn lane_lost(&self, link: Arc<dyn Link>);
 
+    /// Asks for messages to neighbours to be sent that wait for room. May be called with any lock
+    /// held.
+    fn neighbour_waits(&self);
+
     /// Asks for lanes to be driven that were paused for want of room. May be called with any lock
     /// held.
     fn resume(&self);
@@ -411,12 +433,16 @@ pub(crate) struct Context {
     pub(crate) registry: Arc<Registry>,
     pub(crate) staging: Staging,
     pub(crate) copies: Copies,
+    /// Runs that are copied rather than sent.
+    pub(crate) desk: Desk,
     /// What peers may make the session keep.
     pub(crate) quota: Arc<Quota>,
     pub(crate) control: Arc<dyn Control>,
     /// Every link to another process that may touch memory: also those that have ended, or whose peer was
     /// removed, and that are not taken apart yet.
     links: Mutex<Vec<Arc<dyn Link>>>,
+    /// What neighbours may touch, as long as one of them might.
+    grants: Mutex<Vec<Arc<Grants>>>,
     next_id: AtomicU64,
 }
 
@@ -426,6 +452,7 @@ impl Context {
         registry: Arc<Registry>,
         staging: Staging,
         control: Arc<dyn Control>,
+        desk: Desk,
     ) -> Arc<Self> {
         let context = Arc::new(Self {
             quota: Quota::new(config.queue_bytes(), Arc::clone(&control)),
@@ -435,8 +462,10 @@ impl Context {
             copies: Copies {
                 copying: RwLock::new(Rank::Copies, ()),
             },
+            desk,
             control,
             links: Mutex::new(Rank::Links, Vec::new()),
+            grants: Mutex::new(Rank::Links, Vec::new()),
             next_id: AtomicU64::new(1),
         });
         let users: Arc<dyn Users> = Arc::clone(&context) as Arc<dyn Users>;
@@ -471,9 +500,37 @@ impl Context {
     }
 }
 
+impl Context {
+    /// Notes what a neighbour may touch: whoever revokes memory finds it from here on.
+    pub(crate) fn add_grants(&self, grants: &Arc<Grants>) {
+        self.forget_grants();
+        self.grants.lock().push(Arc::clone(grants));
+    }
+
+    /// Forgets what neighbours might touch that touch nothing any more.
+    pub(crate) fn forget_grants(&self) {
+        self.grants.lock().retain(|known| !known.is_over());
+    }
+
+    /// Waits until no neighbour touches memory of this session, after all connections have ended.
+    pub(crate) fn wait_for_neighbours(&self) {
+        for grants in std::mem::take(&mut *self.grants.lock()) {
+            grants.wait();
+        }
+    }
+
+    fn grants(&self) -> Vec<Arc<Grants>> {
+        self.grants.lock().clone()
+    }
+}
+
 impl Users for Context {
     fn revoke(&self) {
         self.copies.quiesce();
+        for grants in self.grants() {
+            grants.revoke();
+        }
+        self.forget_grants();
         for link in self.links() {
             link.revoke();
         }

@@ -208,6 +208,8 @@ mod tests {
         fn stay_awake(&self) {}
         fn reap(&self, _link: Arc<dyn Link>) {}
         fn lane_lost(&self, _link: Arc<dyn Link>) {}
+        fn neighbour_waits(&self) {}
+
         fn resume(&self) {
             self.0.fetch_add(1, Ordering::SeqCst);
         }

@@ -17,7 +17,9 @@ pub(crate) use self::grant::{Grant, Place};
 pub(crate) use self::nearness::tests as nearness_tests;
 pub(crate) use self::nearness::{InterfaceSet, Nearness};
 pub use self::region::{LocalSlice, MemoryKind, Region, RemoteRegion, RemoteSlice, Segment};
-pub(crate) use self::registry::{Memory, Refusal, Registry, Users, one_device, push_merged};
+pub(crate) use self::registry::{
+    Memory, Refusal, Registry, Users, one_device, one_place, push_merged,
+};
 pub(crate) use self::slots::{Direction, Pool, Slot, SlotList};
 pub(crate) use self::staging::{Staging, glance, is_same_place};
 pub use crate::ids::MemId;

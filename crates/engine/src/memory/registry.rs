@@ -268,6 +268,13 @@ impl Registry {
         true
     }
 
+    /// The memory that a key stands for, if it may be read and written.
+    pub(crate) fn find(&self, key: &RegionKey) -> Option<Arc<Memory>> {
+        let by_key = self.by_key.read();
+        let (memory, _) = by_key.get(key)?;
+        memory.is_open_for(Op::Write).then(|| Arc::clone(memory))
+    }
+
     /// A number that changes whenever memory is revoked.
     #[inline]
     pub(crate) fn epoch(&self) -> u64 {
@@ -342,17 +349,19 @@ impl Memory {
 
 /// The device that all of `memory` lies on; an error if it lies in more than one place.
 pub(crate) fn one_device(memory: &[Arc<Memory>]) -> Result<Option<Arc<dyn Device>>, Refusal> {
-    let Some((first, others)) = memory.split_first() else {
+    one_place(memory.iter().map(|memory| memory.device.as_ref()))
+}
+
+/// The one of these places, which must all be the same: a device, or none of them.
+pub(crate) fn one_place<'a>(
+    mut places: impl Iterator<Item = Option<&'a Arc<dyn Device>>>,
+) -> Result<Option<Arc<dyn Device>>, Refusal> {
+    let Some(first) = places.next() else {
         return Ok(None);
     };
-    let device = first.device.as_ref();
-    if others
-        .iter()
-        .all(|m| is_same_place(device, m.device.as_ref()))
-    {
-        Ok(first.device.clone())
-    } else {
-        Err(Refusal::Mixed)
+    match places.all(|place| is_same_place(first, place)) {
+        true => Ok(first.cloned()),
+        false => Err(Refusal::Mixed),
     }
 }
 

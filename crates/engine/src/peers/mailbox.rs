@@ -16,6 +16,8 @@ pub(crate) struct Mailbox {
     waker: Waker,
     /// Lanes that were paused may go on.
     resume: AtomicBool,
+    /// Messages to neighbours wait for room.
+    neighbour_waits: AtomicBool,
     /// The thread sleeps without a limit: whoever starts work wakes it, so that it watches over that.
     dozing: AtomicBool,
 }
@@ -38,6 +40,7 @@ impl Mailbox {
             commands: Mutex::new(Rank::Control, Some(Vec::new())),
             waker: poller.waker(),
             resume: AtomicBool::new(false),
+            neighbour_waits: AtomicBool::new(false),
             dozing: AtomicBool::new(false),
         }
     }
@@ -60,6 +63,11 @@ impl Mailbox {
     /// Says whether lanes that were paused are to be driven, once for all that was asked.
     pub(crate) fn take_resume(&self) -> bool {
         self.resume.load(Ordering::SeqCst) && self.resume.swap(false, Ordering::SeqCst)
+    }
+
+    /// Says whether messages to neighbours wait for room, once for all that was asked.
+    pub(crate) fn take_neighbour_waits(&self) -> bool {
+        self.neighbour_waits.swap(false, Ordering::SeqCst)
     }
 
     /// Says whether the thread is about to sleep without a limit.
@@ -106,6 +114,11 @@ impl Control for Mailbox {
 
     fn lane_lost(&self, link: Arc<dyn Link>) {
         self.push(Command::LaneLost(link));
+    }
+
+    fn neighbour_waits(&self) {
+        self.neighbour_waits.store(true, Ordering::SeqCst);
+        self.waker.wake();
     }
 
     fn resume(&self) {

@@ -16,15 +16,13 @@ use super::peer::PeerShared;
 use super::routes::{LocalAddress, Routes};
 use crate::error::{Error, LostCause, Side};
 use crate::link::local::Local;
-use crate::link::{Above, Context, Link};
+use crate::link::{Above, Context};
 use crate::memory::{LocalSlice, Memory, Region, Segment};
 use crate::sync::{Condvar, Mutex, Rank, RwLock};
 use crate::transfer::{Pieces, deadline};
 
 /// The threads that drive lanes, as the session knows them.
 pub(crate) trait Crew: Send + Sync {
-    /// Wakes one of them.
-    fn wake_any(&self);
     /// Ends them.
     fn stop(&self);
 }
@@ -50,7 +48,6 @@ pub(crate) struct Parts {
 pub(crate) struct SessionCore {
     pub(crate) parts: Parts,
     pub(crate) inbox: Inbox,
-    pub(crate) local: Arc<Local>,
     own_peer: Arc<PeerShared>,
     peers: RwLock<Peers>,
     accepted: Mutex<VecDeque<Arc<PeerShared>>>,
@@ -90,17 +87,14 @@ impl SessionCore {
             let name = identity.name.as_str();
             let own = PeerShared::new(name, identity.id, &parts.context, home.clone());
             let above: Weak<dyn Above> = Arc::downgrade(&own) as Weak<dyn Above>;
-            let crew = Arc::clone(&parts.crew);
-            let call = Box::new(move || crew.wake_any());
-            let local = Local::new(Arc::clone(&parts.context), above, call);
-            own.set_local(Arc::clone(&local) as Arc<dyn Link>);
+            let local = Local::new(Arc::clone(&parts.context), above);
+            own.set_local(local);
             let mut peers = Peers::default();
             peers.by_name.insert(name.to_owned(), own.id);
             peers.by_id.insert(own.id, Arc::clone(&own));
             Self {
                 parts,
                 inbox: Inbox::new(),
-                local,
                 own_peer: own,
                 peers: RwLock::new(Rank::Peers, peers),
                 accepted: Mutex::new(Rank::Inbox, VecDeque::new()),
@@ -437,6 +431,7 @@ impl SessionCore {
             link.close(CLOSED, Error::Closed);
             link.reap();
         }
+        self.context().wait_for_neighbours();
     }
 }
 

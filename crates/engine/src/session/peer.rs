@@ -6,7 +6,7 @@ use std::time::Duration;
 use tcpx_net::InProcess;
 
 use crate::error::{Error, LostCause};
-use crate::link::LaneInfo;
+use crate::link::{LaneInfo, SameHostInfo};
 use crate::peers::{PeerShared, SessionCore};
 
 /// A remote session, or this one itself. Clones are handles to the same peer.
@@ -61,6 +61,16 @@ impl Peer {
         }
         let link = self.shared.link();
         link.map_or_else(Vec::new, |link| link.lane_infos())
+    }
+
+    /// Whether memory of the peer is copied directly, since it is on this host, and otherwise why not;
+    /// none when there is no connection.
+    #[must_use]
+    pub fn same_host(&self) -> Option<SameHostInfo> {
+        if !self.core.is_current() {
+            return None;
+        }
+        self.shared.link().and_then(|link| link.same_host_info())
     }
 
     /// Counts how often the peer was lost so far: connected, and then no longer. Tagged messages that were

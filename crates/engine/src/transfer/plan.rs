@@ -9,6 +9,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -20,6 +21,7 @@ use tcpx_proto::lane::Op;
 
 use crate::config::staging::CHUNK_FACTOR;
 use crate::memory::{InterfaceSet, Memory, MemoryKind, Place, is_same_place, push_merged};
+use crate::sync::{Mutex, Rank};
 
 /// Below this a transfer is not spread over more lanes: a second lane costs more than it saves.
 const MIN_SPREAD_BYTES: usize = 128 << 10;
@@ -177,7 +179,6 @@ pub(crate) struct Layout {
 }
 
 /// A transfer, ready to be posted any number of times.
-#[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) op: Op,
     pub(crate) bytes: u64,
@@ -189,6 +190,10 @@ pub(crate) struct Plan {
     /// The interfaces that it uses: those of any of its memory.
     pub(crate) near: InterfaceSet,
     groups: Vec<Group>,
+    /// The peer's regions that are used, each once.
+    keys: Vec<RegionKey>,
+    /// What whoever moves the plan has made of it, to be used again at its next posting.
+    pub(crate) made: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
 }
 
 impl Plan {
@@ -223,6 +228,8 @@ impl Plan {
                 memory,
                 near,
                 groups,
+                keys: Vec::new(),
+                made: Mutex::new(Rank::Neighbour, None),
             },
         };
         let mut pieces = pieces.iter().filter(|p| !p.local.is_empty()).copied();
@@ -245,6 +252,9 @@ impl Plan {
         plan.spans.shrink_to_fit();
         plan.memory.shrink_to_fit();
         plan.groups.shrink_to_fit();
+        plan.keys.sort_unstable_by_key(|key| key.0);
+        plan.keys.dedup();
+        plan.keys.shrink_to_fit();
         plan
     }
 
@@ -270,6 +280,36 @@ impl Plan {
     /// The device that the local memory of a chunk lies on, if sockets cannot reach it.
     pub(crate) fn device(&self, chunk: &Layout) -> Option<&Arc<dyn Device>> {
         self.groups[chunk.group as usize].device.as_ref()
+    }
+
+    /// The peer's regions that are used.
+    pub(crate) fn keys(&self) -> &[RegionKey] {
+        &self.keys
+    }
+
+    /// Whether any of it passes through pinned memory where it is sent.
+    pub(crate) fn has_devices(&self) -> bool {
+        self.groups.iter().any(Group::is_staged)
+    }
+
+    /// Whether two ranges of local memory lie in the same registered memory.
+    pub(crate) fn is_in_one_region(&self, a: &tcpx_cuda::Range, b: &tcpx_cuda::Range) -> bool {
+        let has = |memory: &Memory, range: &tcpx_cuda::Range| {
+            let first = memory.span.address();
+            (first..first + memory.span.len()).contains(&range.address)
+        };
+        let mut memory = self.memory.iter();
+        memory.any(|memory| has(memory, a) && has(memory, b))
+    }
+
+    /// The device that all of it lies on, here, where all of it lies on devices at the peer too.
+    pub(crate) fn only_device(&self) -> Option<&Arc<dyn Device>> {
+        let first = self.groups.first()?.device.as_ref()?;
+        let mut groups = self.groups.iter();
+        let is_same = |group: &Group| {
+            group.remote != MemoryKind::Host && is_same_place(group.device.as_ref(), Some(first))
+        };
+        groups.all(is_same).then_some(first)
     }
 
     /// Where the local memory of a chunk is.
@@ -360,6 +400,7 @@ impl Builder {
         }
         (used + REGION_BYTES <= MAX_TABLE_BYTES).then(|| {
             self.keys.push(key);
+            self.plan.keys.push(key);
             (self.keys.len() - 1) as u32
         })
     }

@@ -48,6 +48,8 @@ pub(crate) struct Run {
     pub(crate) lane: AtomicUsize,
     /// How many lanes take chunks from it, if it has several; 0 while that is not known.
     pub(crate) lanes: AtomicUsize,
+    /// It is copied by threads of this process, not sent on lanes.
+    pub(crate) is_beside: AtomicBool,
     /// Its notification must not overtake what the lane carries that messages travel on.
     pub(crate) in_order: bool,
     /// The application has its memory back, although the run may not be over.
@@ -79,6 +81,7 @@ impl Run {
             started: Instant::now(),
             lane: AtomicUsize::new(0),
             lanes: AtomicUsize::new(0),
+            is_beside: AtomicBool::new(false),
             in_order: false,
             let_go: AtomicBool::new(false),
             next: AtomicU32::new(0),

@@ -41,12 +41,20 @@ impl Door {
     /// The process is out of descriptors, or has no source of randomness.
     pub fn open() -> io::Result<Self> {
         let mut random = [0; RANDOM_BYTES];
-        getrandom::fill(&mut random)?;
+        getrandom::fill(&mut random).map_err(io::Error::other)?;
         let mut name = PREFIX.to_owned();
         for byte in random {
             // Writing to a `String` never fails.
             let _ = write!(name, "{byte:02x}");
         }
+        Self::open_as(name)
+    }
+
+    /// Opens a door with this name, which must be hard to guess: whoever opens it first has it.
+    ///
+    /// # Errors
+    /// The name is taken or too long, or the process is out of descriptors.
+    pub fn open_as(name: String) -> io::Result<Self> {
         let socket = new_socket()?;
         bind(&*socket, &address(&name)?)?;
         listen(&*socket, BACKLOG)?;

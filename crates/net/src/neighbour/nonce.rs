@@ -23,7 +23,7 @@ impl Nonce {
     /// The system has no source of randomness.
     pub fn new() -> io::Result<Self> {
         let mut bytes = Box::new([0; NONCE_BYTES]);
-        getrandom::fill(&mut *bytes)?;
+        getrandom::fill(&mut *bytes).map_err(io::Error::other)?;
         Ok(Self { bytes })
     }
 

@@ -22,14 +22,14 @@ impl Features {
     /// Large payloads travel on comms of a NCCL net plugin beside the lane.
     pub const COMMS: Self = Self(1 << 1);
 
-    /// Reserved for payload that passes through memory which both sides map. Never offered yet.
+    /// Sessions on one host copy each other's memory, after what [`crate::neighbour`] describes.
     pub const SAME_HOST: Self = Self(1 << 2);
 
     /// Reserved for connections that replace a lost lane and go on. Never offered yet.
     pub const RESUME: Self = Self(1 << 3);
 
     /// Features that have a name and no implementation.
-    const RESERVED: Self = Self(Self::ENCRYPTION.0 | Self::SAME_HOST.0 | Self::RESUME.0);
+    const RESERVED: Self = Self(Self::ENCRYPTION.0 | Self::RESUME.0);
 
     const NAMES: [(Self, &'static str); 4] = [
         (Self::ENCRYPTION, "encryption"),
@@ -260,8 +260,8 @@ mod tests {
     #[test]
     fn what_is_only_reserved_is_neither_offered_nor_required() {
         let all = Offer::new(bits(u32::MAX), Features::COMMS).unwrap();
-        assert_eq!(all.offers().bits(), 0xffff_fff2);
-        for bit in [0, 2, 3].map(|bit| bits(1 << bit)) {
+        assert_eq!(all.offers().bits(), 0xffff_fff6);
+        for bit in [0, 3].map(|bit| bits(1 << bit)) {
             let refused = Offer::new(bits(u32::MAX), bit | Features::COMMS);
             assert_eq!(refused, Err(OfferError::NotImplemented(bit)));
         }

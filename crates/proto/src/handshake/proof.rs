@@ -2,10 +2,10 @@
 
 use core::fmt;
 
-use hmac::{Hmac, KeyInit, Mac};
+use hmac::Mac;
 use sha2::{Digest, Sha256};
 
-use crate::secret::Secret;
+use crate::secret::{Secret, Tagger};
 
 /// Size of a tag and of a transcript hash in bytes.
 pub(super) const TAG_LEN: usize = 32;
@@ -58,12 +58,8 @@ impl Transcript {
     }
 }
 
-fn mac(secret: &Secret, label: Label, transcript: &[u8; TAG_LEN]) -> Hmac<Sha256> {
-    // HMAC pads a short key with zeros to the hash's block; done here, making the MAC cannot fail.
-    let mut key = [0; 64];
-    key[..Secret::LEN].copy_from_slice(secret.expose());
-    let mut mac = Hmac::new(&key.into());
-    mac.update(label.bytes());
+fn mac(secret: &Secret, label: Label, transcript: &[u8; TAG_LEN]) -> Tagger {
+    let mut mac = secret.tagger(label.bytes());
     mac.update(transcript);
     mac
 }
@@ -101,6 +97,8 @@ impl fmt::Debug for OwnerProof {
 
 #[cfg(test)]
 mod tests {
+    use hmac::{Hmac, KeyInit};
+
     use super::*;
 
     /// RFC 4231 test case 1 has a key of 20 bytes; padding it to 32 with zeros changes nothing.

@@ -10,6 +10,7 @@ mod forks;
 mod insiders;
 mod network;
 mod notify;
+mod same_host;
 mod strangers;
 mod tagged;
 mod transfer;

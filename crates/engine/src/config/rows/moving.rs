@@ -8,7 +8,7 @@ use tcpx_proto::info::Name as SessionName;
 use crate::config::form::{Bytes, Choice, Form, Microseconds, Name, Number, Text, bytes_text};
 use crate::config::row::{DefaultValue, Row};
 use crate::config::staging::{CHUNK_FACTOR, DEPTH};
-use crate::config::{GpuLocality, StagingKind, cores, host_name, slot_bytes};
+use crate::config::{GpuLocality, SameHostKind, StagingKind, cores, host_name, slot_bytes};
 
 /// The most lanes to one peer.
 pub(in crate::config) const MAX_LANES: usize = 64;
@@ -140,6 +140,28 @@ pub(in crate::config) static WORKERS: Row<Number<usize>> = Row {
     why: || "a lane is driven by one thread at a time, and the application has work too".into(),
     get: |v| &v.workers,
     get_mut: |v| &mut v.workers,
+};
+
+pub(in crate::config) static SAME_HOST: Row<Choice<SameHostKind>> = Row {
+    key: "same_host",
+    variables: &["TCPX_SAME_HOST"],
+    help: || {
+        "Whether memory of processes on this host is copied directly, without the network: where \
+         both sides can (auto), never (off), or always (require), so that a transfer which cannot \
+         be moved like that fails with the reason."
+            .into()
+    },
+    form: Choice {
+        words: &[
+            ("auto", SameHostKind::Auto),
+            ("off", SameHostKind::Off),
+            ("require", SameHostKind::Require),
+        ],
+    },
+    default: DefaultValue::Fixed(|| SameHostKind::Auto),
+    why: || "one copy is faster than a socket, and nothing is gained by the detour".into(),
+    get: |v| &v.same_host,
+    get_mut: |v| &mut v.same_host,
 };
 
 pub(in crate::config) static STAGING: Row<Choice<StagingKind>> = Row {

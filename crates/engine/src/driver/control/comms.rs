@@ -11,6 +11,7 @@ use super::ControlLoop;
 use super::listen::ConnectionKey;
 use super::rejoin::LONGEST_PAUSE;
 use crate::carrier::comm::{Comms, Net, RawLane, set_up};
+use crate::config::SameHostKind;
 use crate::error::{CommCause, Error};
 use crate::link::tcp::{Connection, Lane, Windows};
 use crate::link::{Above, Caller, Link, Rejoined};
@@ -65,23 +66,27 @@ pub(super) struct Plugged {
     comms: Result<Vec<Comms>, CommCause>,
 }
 
-/// The offer of a session whose payload travels on a plugin: it has no other way.
-const PLUGIN: Offer = match Offer::new(Features::COMMS, Features::COMMS) {
-    Ok(offer) => offer,
-    Err(_) => panic!("comms are implemented"),
-};
-
 /// What somebody is told who claims what is proven to be another's. Typical cause: a session that was
 /// restarted under its old name.
 const NOT_PROVEN: &str = "it knows another session by this name or identity: load this session's \
                           connection info there";
 
-/// What a session offers and requires in its handshakes.
-pub(super) fn offer(net: Option<&Arc<Net>>) -> Offer {
-    match net {
-        Some(_) => PLUGIN,
-        None => Offer::NONE,
-    }
+/// What a session offers and requires in its handshakes. One whose payload travels on a plugin has no
+/// other way.
+pub(super) fn offer(net: Option<&Arc<Net>>, has_door: bool, same_host: SameHostKind) -> Offer {
+    let comms = match net {
+        Some(_) => Features::COMMS,
+        None => Features::NONE,
+    };
+    let beside = match has_door {
+        true => Features::SAME_HOST,
+        false => Features::NONE,
+    };
+    let required = match same_host {
+        SameHostKind::Require => beside,
+        SameHostKind::Auto | SameHostKind::Off => Features::NONE,
+    };
+    Offer::new(comms | beside, comms | required).expect("both are implemented")
 }
 
 impl ControlLoop {
@@ -199,7 +204,14 @@ impl ControlLoop {
         };
         peer.fence(accepted);
         let above = Arc::clone(&peer) as Arc<dyn Above>;
-        let connection = Connection::new(Arc::clone(context), above, established, windows, lanes);
+        let info = peer.info().filter(|_| !accepted);
+        let connection = Connection::new(
+            Arc::clone(context),
+            above,
+            established.clone(),
+            windows,
+            lanes,
+        );
         let link = Arc::clone(&connection) as Arc<dyn Link>;
         limited!(
             DEBUG,
@@ -214,6 +226,7 @@ impl ControlLoop {
             self.core.accepted(&peer);
         }
         connection.start();
+        self.look_for_neighbour(connection.same_host(), info, &established);
     }
 }
 

@@ -28,7 +28,7 @@ use arc_swap::ArcSwap;
 use tcpx_proto::connection::Losses;
 use tcpx_proto::frame::down::StreamId;
 use tcpx_proto::frame::{Header, Kind, Status};
-use tcpx_proto::handshake::Established;
+use tcpx_proto::handshake::{Established, Features};
 use tcpx_proto::info::ConnectionInfo;
 
 use self::drive::{DrivenLane, Pause};
@@ -37,8 +37,13 @@ pub(crate) use self::lane::Lane;
 use self::liveness::Liveness;
 use self::messages::Messages;
 use self::ping::Pings;
-use super::{Above, Context, Drive, LaneInfo, Link, Origin, Rejoined, Share, Wanted, WantedStream};
+use super::same_host::{Lanes, SameHost};
+use super::{
+    Above, Context, Drive, LaneInfo, Link, Origin, Rejoined, SameHostInfo, Share, Wanted,
+    WantedStream,
+};
 use crate::carrier::{Allowance, LetGo};
+use crate::config::SameHostKind;
 use crate::error::{Error, LostCause, Misbehaviour};
 use crate::log::limited;
 use crate::sync::{Mutex, Rank};
@@ -80,6 +85,8 @@ pub(crate) struct Connection {
     pings: Pings,
     pause: Pause,
     liveness: Mutex<Liveness>,
+    /// Copies memory of a peer that is on this host.
+    same_host: Arc<SameHost>,
 }
 
 /// What a lane is made from: the windows of its connection.
@@ -119,8 +126,10 @@ impl Connection {
         let own_window = context.config.window();
         let claim = (!established.owners.is_empty()).then(|| established.clone());
         let origin = Origin::new(above.name(), claim);
-        let connection = Arc::new_cyclic(|this| Self {
+        let refusal = no_same_host(&context, &established, &lanes);
+        let connection = Arc::new_cyclic(|this: &Weak<Self>| Self {
             this: this.clone(),
+            same_host: SameHost::new(&context, &above, this.clone(), refusal),
             own_window,
             ack_every: (own_window / 4).max(1),
             context,
@@ -144,6 +153,11 @@ impl Connection {
         // From the first byte on, whoever revokes memory finds it.
         connection.context.add_link(connection.link());
         connection
+    }
+
+    /// Copies memory of a peer that is on this host.
+    pub(crate) fn same_host(&self) -> &Arc<SameHost> {
+        &self.same_host
     }
 
     /// Lets the workers drive the lanes. Before this nothing is received; what was submitted already
@@ -224,6 +238,7 @@ impl Connection {
     }
 
     fn shut(&self) {
+        self.same_host.close_gates();
         for lane in self.lanes.load().iter() {
             lane.stream.shutdown();
         }
@@ -243,6 +258,42 @@ impl Connection {
     }
 }
 
+/// Says why the memory of a peer is not copied directly, where that is known from the start.
+fn no_same_host(
+    context: &Context,
+    established: &Established,
+    lanes: &[Arc<Lane>],
+) -> Option<&'static str> {
+    if context.config.same_host() == SameHostKind::Off {
+        Some("same_host is off")
+    } else if !lanes.first().is_some_and(|lane| lane.stream.is_local()) {
+        Some("it is on another host")
+    } else if !established.features.contains(Features::SAME_HOST) {
+        Some("the peer does not offer it")
+    } else {
+        None
+    }
+}
+
+impl Lanes for Connection {
+    fn carry(&self, run: &Arc<Run>) {
+        self.offer(run);
+        self.context.control.stay_awake();
+    }
+
+    fn settle(&self, run: &Arc<Run>, chunks: u32) {
+        if let Some(error) = self.end.get() {
+            // Its notification would not arrive.
+            run.completion.record(error.clone());
+        }
+        if run.settle(chunks) {
+            let notify = |message: &[u8]| self.send_notify(run.id, message);
+            let measure = || self.above.measured(run.plan.bytes, run.started.elapsed());
+            run.conclude(notify, measure);
+        }
+    }
+}
+
 impl Link for Connection {
     #[cfg(test)]
     fn as_any(self: Arc<Self>) -> Arc<dyn std::any::Any + Send + Sync> {
@@ -252,6 +303,9 @@ impl Link for Connection {
     /// The first chunk leaves from this thread as far as the kernel takes it at once, so that it is on
     /// its way before a worker is awake; the rest is the workers' to do.
     fn submit(&self, run: &Arc<Run>) {
+        if !self.has_ended() && self.same_host.submit(run) {
+            return;
+        }
         self.offer(run);
         self.context.control.stay_awake();
     }
@@ -290,6 +344,9 @@ impl Link for Connection {
     }
 
     fn drive_for(&self, run: &Run) {
+        if run.is_beside.load(Ordering::Relaxed) {
+            return self.same_host.drive_for(run);
+        }
         let lanes = self.lanes.load();
         if run.is_short() {
             if let Some(lane) = lanes.get(run.lane.load(Ordering::Relaxed)) {
@@ -314,7 +371,7 @@ impl Link for Connection {
     }
 
     fn needs_this_core(&self, run: &Run) -> bool {
-        run.is_short() && {
+        run.is_short() && !run.is_beside.load(Ordering::Relaxed) && {
             let lanes = self.lanes.load();
             let lane = lanes.get(run.lane.load(Ordering::Relaxed));
             lane.is_some_and(|lane| lane.needs_this_core())
@@ -322,6 +379,7 @@ impl Link for Connection {
     }
 
     fn hand_over(&self) {
+        self.context.desk.hand_over();
         for lane in self.lanes.load().iter() {
             lane.call_worker();
         }
@@ -339,6 +397,10 @@ impl Link for Connection {
         let lanes = self.lanes.load();
         let bulk = lanes.iter().take(self.bulk_lanes);
         bulk.map(|lane| lane.info()).collect()
+    }
+
+    fn same_host_info(&self) -> Option<SameHostInfo> {
+        Some(self.same_host.info())
     }
 
     fn number(&self) -> Option<u64> {
@@ -399,10 +461,12 @@ impl Link for Connection {
     }
 
     fn let_go(&self, run: &Arc<Run>) {
+        self.same_host.wait_for_device(Some(run));
         self.let_go_of(LetGo::Aborted(run));
     }
 
     fn revoke(&self) {
+        self.same_host.wait_for_device(None);
         self.let_go_of(LetGo::Revoked(&Allowance::new()));
     }
 
@@ -411,7 +475,7 @@ impl Link for Connection {
     }
 
     fn check_liveness(&self, now: Instant, timeout: Duration) -> bool {
-        self.look_after(now, timeout)
+        self.same_host.look_after(now) | self.look_after(now, timeout)
     }
 
     fn close(&self, reason: &str, error: Error) {
@@ -448,6 +512,7 @@ impl Link for Connection {
 
     fn drain(&self) {
         let Some(error) = self.end.get() else { return };
+        self.same_host.end(error);
         let fail = |chunk: ChunkRef| {
             chunk.run.fail_now(error.clone());
             if chunk.run.settle(1) {

@@ -221,6 +221,8 @@ fn plan_parts(plan: &Plan) -> Plan {
         memory: Vec::new(),
         near: plan.near,
         groups: groups(3),
+        keys: Vec::new(),
+        made: Mutex::new(Rank::Leaf, None),
     }
 }
 

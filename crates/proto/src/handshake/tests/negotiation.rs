@@ -98,15 +98,15 @@ fn encryption_is_never_agreed_on() {
     let all = Offer::new(Features::from_bits(u32::MAX), Features::NONE).unwrap();
     let mut client = client_with(&info_of(&identity(SERVER)), 1, all);
     let hello = client.poll_transmit().unwrap();
-    assert_eq!(hello[66..74], [0xf2, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
+    assert_eq!(hello[66..74], [0xf6, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
     let mut server = server_with(identity(SERVER), 2, all);
     server.handle(&hello).unwrap();
     let answer = server.poll_transmit().unwrap();
-    assert_eq!(answer[10..18], [0xf2, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
+    assert_eq!(answer[10..18], [0xf6, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
 
     // Sides of the future may offer it and are answered without it, or require it and fail.
     let encryption = Features::ENCRYPTION.bits();
-    let reserved = 0b1101;
+    let reserved = 0b1001;
     fit(offer(u32::MAX, 0), all, !reserved);
     fit(all, offer(u32::MAX, 0), !reserved);
     unfit(offer(u32::MAX, encryption), all, missing(0, encryption));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tcpx::{ErrorKind, Op, TransferState};
 use tcpx_testkit::host::{fails, wait_for_silence, wait_for_traffic};
-use tcpx_testkit::pattern::REMOTE_POISON;
+use tcpx_testkit::pattern::{LOCAL_POISON, REMOTE_POISON};
 use tcpx_testkit::{
     Content, Copy, Expected, GUARD, Host, LocalMemory, Memory, RemoteProcess, Setup,
     on_every_setup, story, wait_until,
@@ -37,10 +37,15 @@ fn the_target_deregisters_what_is_written_to(setup: &Setup) {
 
     // Alice is: this process can poison its memory in the very next instruction.
     let there = bob.memory(MIB);
+    here.poison();
     let chunk = alice.session.config().chunk_bytes();
     let transfer = bob.endless(Op::Write, "alice", &there, &here.region.descriptor(), chunk);
     transfer.post_with_notification(b"never").expect("posted");
-    wait_for_traffic(&peer);
+    wait_until("bytes land", || {
+        here.memory
+            .check(&Expected::untouched(LOCAL_POISON))
+            .is_err()
+    });
     here.region.deregister().expect("registered until now");
     here.poison();
     let error = transfer.wait().expect_err("the target is gone");

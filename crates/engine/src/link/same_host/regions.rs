@@ -1,0 +1,271 @@
+//! Regions of the neighbour that this session may touch.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tcpx_cuda::{Device, Range};
+use tcpx_net::Gates;
+use tcpx_net::neighbour::OwnedPass;
+use tcpx_proto::descriptor::RegionKey;
+use tcpx_proto::frame::Entry;
+use tcpx_proto::neighbour::Message;
+
+use super::device::Allocation;
+use super::wired::Line;
+use crate::error::Error;
+use crate::sync::{Mutex, Rank, RwLock};
+use crate::transfer::Run;
+
+/// Regions that are asked for at the same time; more go by lanes.
+const MAX_ASKED: usize = 4096;
+
+/// A region of the neighbour. Dropped when the last copy that uses it is over.
+pub(super) struct Opened {
+    pub(super) gate: usize,
+    gates: Arc<Gates>,
+    line: Arc<Line>,
+    /// In the owner's address space.
+    address: u64,
+    len: u64,
+    /// What it lies in, if it is memory of a device.
+    allocation: Option<Arc<Allocation>>,
+}
+
+impl Opened {
+    pub(super) fn new(
+        gate: usize,
+        gates: &Arc<Gates>,
+        line: &Arc<Line>,
+        (address, len): (u64, u64),
+        allocation: Option<Arc<Allocation>>,
+    ) -> Self {
+        Self {
+            gate,
+            gates: Arc::clone(gates),
+            line: Arc::clone(line),
+            address,
+            len,
+            allocation,
+        }
+    }
+
+    /// Passes the gate, unless the owner has closed it.
+    pub(super) fn enter(&self) -> Option<OwnedPass> {
+        self.gates.enter_owned(self.gate)
+    }
+
+    /// Whose it is.
+    pub(super) fn peer(&self) -> String {
+        self.line.peer.clone()
+    }
+
+    /// The device that it lies on.
+    pub(super) fn device(&self) -> Option<&Arc<dyn Device>> {
+        self.allocation
+            .as_ref()
+            .map(|allocation| &allocation.device)
+    }
+
+    /// Where the bytes of an entry are, as this process reaches them: in the neighbour's address
+    /// space, or in its own if they lie on a device.
+    ///
+    /// # Errors
+    /// Why not: they are not all inside (none), or the device does not reach them.
+    pub(super) fn locate(&self, entry: &Entry) -> Result<u64, Option<Error>> {
+        self.check(entry)?;
+        match &self.allocation {
+            Some(allocation) => {
+                let device = allocation.device.as_ref();
+                let reached = allocation.reach(device, entry.address).map_err(Some)?;
+                Ok(reached as u64)
+            }
+            None => Ok(entry.address),
+        }
+    }
+
+    /// Where the bytes of an entry are, as copies of this device reach them.
+    ///
+    /// # Errors
+    /// As [`Opened::locate`].
+    pub(super) fn range_on(
+        &self,
+        device: &dyn Device,
+        entry: &Entry,
+    ) -> Result<Range, Option<Error>> {
+        self.check(entry)?;
+        let allocation = self.allocation.as_ref().ok_or(Some(Error::DeviceLost))?;
+        let address = allocation.reach(device, entry.address).map_err(Some)?;
+        let len = entry.len as usize;
+        Ok(Range { address, len })
+    }
+
+    fn check(&self, entry: &Entry) -> Result<(), Option<Error>> {
+        let offset = entry.address.checked_sub(self.address).ok_or(None)?;
+        let end = offset.checked_add(u64::from(entry.len)).ok_or(None)?;
+        if end > self.len {
+            return Err(None);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Opened {
+    /// From here on the owner may use the gate for another region.
+    fn drop(&mut self) {
+        self.allocation = None;
+        let gate = self.gate as u32;
+        // A gate that the owner does not hear of stays closed, or open for nobody.
+        let _ = self.line.send(&Message::Forgotten { gate }, Vec::new());
+    }
+}
+
+/// How a region of the neighbour is reached.
+#[derive(Clone)]
+pub(super) enum Access {
+    /// By this.
+    Open(Arc<Opened>),
+    /// By lanes alone, for this reason.
+    Lanes(Arc<str>),
+}
+
+/// What is known of the neighbour's regions.
+pub(super) struct Regions {
+    by_key: RwLock<HashMap<RegionKey, Access>>,
+    asking: Mutex<Asking>,
+}
+
+#[derive(Default)]
+struct Asking {
+    by_request: HashMap<u32, RegionKey>,
+    next: u32,
+    /// Runs that wait for an answer.
+    parked: Vec<Arc<Run>>,
+    /// Since when the first of them has.
+    since: Option<Instant>,
+}
+
+/// What stands in the way of a run.
+pub(super) enum Missing {
+    Nothing,
+    /// Regions that nobody has asked for, or whose answer is not here.
+    Answers(Vec<RegionKey>),
+    /// A region that is reached by lanes alone.
+    Path(Arc<str>),
+}
+
+impl Regions {
+    pub(super) fn new() -> Self {
+        Self {
+            by_key: RwLock::new(Rank::Leaf, HashMap::new()),
+            asking: Mutex::new(Rank::Neighbour, Asking::default()),
+        }
+    }
+
+    pub(super) fn get(&self, key: &RegionKey) -> Option<Arc<Opened>> {
+        match self.by_key.read().get(key) {
+            Some(Access::Open(opened)) => Some(Arc::clone(opened)),
+            _ => None,
+        }
+    }
+
+    /// What stands in the way of a run that uses these regions.
+    pub(super) fn missing(&self, keys: &[RegionKey]) -> Missing {
+        let by_key = self.by_key.read();
+        let mut missing = Vec::new();
+        for key in keys {
+            match by_key.get(key) {
+                Some(Access::Open(_)) => {}
+                Some(Access::Lanes(reason)) => return Missing::Path(Arc::clone(reason)),
+                None => missing.push(*key),
+            }
+        }
+        match missing.is_empty() {
+            true => Missing::Nothing,
+            false => Missing::Answers(missing),
+        }
+    }
+
+    /// Parks a run until the answers about these regions are here. Returns the requests to be sent for
+    /// those that nobody has asked for; none where too many are asked for already.
+    pub(super) fn park(&self, run: &Arc<Run>, keys: &[RegionKey]) -> Option<Vec<(u32, RegionKey)>> {
+        let mut asking = self.asking.lock();
+        // With the lock: an answer that comes after this finds the run.
+        let by_key = self.by_key.read();
+        let mut requests = Vec::new();
+        for key in keys.iter().filter(|key| !by_key.contains_key(key)) {
+            if asking.by_request.values().any(|asked| asked == key) {
+                continue;
+            }
+            if asking.by_request.len() >= MAX_ASKED {
+                return None;
+            }
+            let request = asking.next;
+            asking.next = request.wrapping_add(1);
+            asking.by_request.insert(request, *key);
+            requests.push((request, *key));
+        }
+        drop(by_key);
+        asking.parked.push(Arc::clone(run));
+        asking.since.get_or_insert_with(Instant::now);
+        Some(requests)
+    }
+
+    /// The region that a request was for.
+    pub(super) fn asked(&self, request: u32) -> Option<RegionKey> {
+        self.asking.lock().by_request.get(&request).copied()
+    }
+
+    /// Notes the answer to a request, if it says how the region is reached. Returns the runs that have
+    /// waited for answers.
+    pub(super) fn answered(&self, request: u32, access: Option<Access>) -> Vec<Arc<Run>> {
+        let mut asking = self.asking.lock();
+        let Some(key) = asking.by_request.remove(&request) else {
+            return Vec::new();
+        };
+        let replaced = access.and_then(|access| self.by_key.write().insert(key, access));
+        asking.since = None;
+        let parked = std::mem::take(&mut asking.parked);
+        drop(asking);
+        // Without the locks: what is dropped here tells the owner.
+        drop(replaced);
+        parked
+    }
+
+    /// The runs that wait, if the first of them has waited for too long. Answers that come later are
+    /// used all the same.
+    pub(super) fn take_overdue(&self, now: Instant, patience: Duration) -> Vec<Arc<Run>> {
+        let mut asking = self.asking.lock();
+        let is_overdue = |since: &mut Instant| now.saturating_duration_since(*since) >= patience;
+        match asking.since.take_if(is_overdue) {
+            Some(_) => std::mem::take(&mut asking.parked),
+            None => Vec::new(),
+        }
+    }
+
+    /// Forgets the region behind a gate, or what is known of this one: it is asked for again.
+    pub(super) fn forget(&self, gate: usize) {
+        let is_it = |access: &Access| matches!(access, Access::Open(opened) if opened.gate == gate);
+        let forgotten: Vec<_> = {
+            let mut by_key = self.by_key.write();
+            by_key.extract_if(|_, access| is_it(access)).collect()
+        };
+        // Without the lock: what is dropped here tells the owner.
+        drop(forgotten);
+    }
+
+    /// Whether runs wait for answers.
+    pub(super) fn has_parked(&self) -> bool {
+        !self.asking.lock().parked.is_empty()
+    }
+
+    /// Forgets everything; returns the runs that have waited.
+    pub(super) fn clear(&self) -> Vec<Arc<Run>> {
+        let known = std::mem::take(&mut *self.by_key.write());
+        drop(known);
+        let mut asking = self.asking.lock();
+        asking.by_request.clear();
+        asking.since = None;
+        std::mem::take(&mut asking.parked)
+    }
+}

@@ -1,0 +1,196 @@
+use std::sync::Arc;
+
+use tcpx_net::{Door, Gates, Wire};
+use tcpx_proto::descriptor::{RegionDescriptor, RegionKey};
+use tcpx_proto::frame::Status;
+use tcpx_proto::info::{Secret, SessionId};
+use tcpx_proto::neighbour::{Message, Side, tag};
+
+use crate::link::same_host::Join;
+use crate::link::tcp::Connection;
+use crate::testing::{LONG, Pair, connection};
+use crate::{Buffer, Error, Op, Region, RemoteRegion, Segment, Session};
+
+const LEN: usize = 8 << 20;
+const BLOCK: usize = 64 << 10;
+
+fn filled(session: &Session, seed: usize) -> (Buffer, Region) {
+    let buffer = Buffer::new(LEN);
+    let bytes: Vec<u8> = (0..LEN).map(|i| (i * 31 + seed + i / 251) as u8).collect();
+    buffer.write(0, &bytes);
+    let region = session.register(&buffer).unwrap();
+    (buffer, region)
+}
+
+fn bytes_on_lanes(link: &Arc<Connection>) -> u64 {
+    use crate::link::Link;
+    link.lane_infos().iter().map(|lane| lane.bytes_sent).sum()
+}
+
+#[test]
+fn blocks_in_any_order_are_copied_both_ways_and_lanes_carry_none_of_them() {
+    let pair = Pair::on_same_host();
+    let (mine, here) = filled(&pair.alice, 1);
+    let (theirs, there) = filled(&pair.bob, 2);
+    let descriptor = there.descriptor();
+    for op in [Op::Write, Op::Read] {
+        let blocks = LEN / BLOCK;
+        let segments = (0..blocks).map(|i| Segment {
+            local: here.at(i * BLOCK),
+            remote: descriptor.at((i * 7 % blocks) * BLOCK),
+            len: BLOCK,
+        });
+        let transfer = pair.alice.prepare(op, &pair.to_bob, segments).unwrap();
+        transfer.post_with_notification(b"done").unwrap();
+        transfer.wait(LONG).unwrap();
+        let note = pair.bob.wait_notification(LONG).unwrap();
+        assert_eq!(note.message, b"done");
+        let (mine, theirs) = (mine.to_vec(), theirs.to_vec());
+        for i in 0..blocks {
+            let at = (i * 7 % blocks) * BLOCK;
+            assert!(
+                mine[i * BLOCK..][..BLOCK] == theirs[at..][..BLOCK],
+                "block {i}"
+            );
+        }
+    }
+    let sent = bytes_on_lanes(&connection(pair.alice.core()));
+    assert!(sent < BLOCK as u64, "{sent} bytes on lanes");
+}
+
+fn whole<'a>(here: &'a Region, there: &'a RemoteRegion, len: usize) -> [Segment<'a>; 1] {
+    [Segment {
+        local: here.at(0),
+        remote: there.at(0),
+        len,
+    }]
+}
+
+#[test]
+fn a_wrong_key_and_wrong_bounds_are_refused_as_on_lanes() {
+    let pair = Pair::on_same_host();
+    let (_, here) = filled(&pair.alice, 1);
+    let (theirs, there) = filled(&pair.bob, 2);
+    let before = theirs.to_vec();
+    let genuine = RegionDescriptor::decode(&there.descriptor().to_bytes()).unwrap();
+    let forge = |address, len, key| {
+        let forged = RegionDescriptor::new(address, len, key, genuine.memory()).unwrap();
+        RemoteRegion::from_bytes(&forged.encode()).unwrap()
+    };
+    let (address, len, key) = (genuine.address(), genuine.len(), genuine.key());
+    let cases = [
+        (
+            forge(address, len, RegionKey([7; 16])),
+            Status::UnknownRegion,
+        ),
+        (forge(address, 2 * len, key), Status::OutOfBounds),
+        (forge(address - 1, len, key), Status::OutOfBounds),
+    ];
+    for (forged, expected) in cases {
+        // The second one is not inside from the middle on.
+        let segment = Segment {
+            local: here.at(0),
+            remote: forged.at(forged.len() - LEN),
+            len: LEN,
+        };
+        let write = pair
+            .alice
+            .prepare(Op::Write, &pair.to_bob, [segment])
+            .unwrap();
+        write.post().unwrap();
+        match write.wait(LONG) {
+            Err(Error::PeerRefused { status, .. }) => assert_eq!(status, expected),
+            other => panic!("{expected:?} was expected: {other:?}"),
+        }
+    }
+    assert!(theirs.to_vec() == before);
+}
+
+#[test]
+fn memory_that_is_registered_again_is_opened_again() {
+    let pair = Pair::on_same_host();
+    let (mine, here) = filled(&pair.alice, 1);
+    let (theirs, there) = filled(&pair.bob, 2);
+    let descriptor = there.descriptor();
+    let segments = whole(&here, &descriptor, LEN);
+    let write = pair
+        .alice
+        .prepare(Op::Write, &pair.to_bob, segments)
+        .unwrap();
+    write.post().unwrap();
+    write.wait(LONG).unwrap();
+    there.deregister().unwrap();
+    write.post().unwrap();
+    let refused = write.wait(LONG).unwrap_err();
+    assert_eq!(refused.kind(), crate::ErrorKind::Refused, "{refused}");
+    theirs.write(0, &vec![0; LEN]);
+    let again = pair.bob.register(&theirs).unwrap();
+    assert_eq!(again.descriptor(), descriptor);
+    write.post().unwrap();
+    write.wait(LONG).unwrap();
+    assert!(mine.to_vec() == theirs.to_vec());
+}
+
+/// Gates are used again: there are as many as regions can be open at the same time, not in all.
+#[test]
+fn regions_come_and_go() {
+    let pair = Pair::on_same_host();
+    let (_, here) = filled(&pair.alice, 1);
+    let theirs = Buffer::new(3 * super::GATES / 2 * 64);
+    for round in 0..2 {
+        for first in 0..super::GATES / 2 + 100 {
+            let regions = [0, 64].map(|at| {
+                let address = (theirs.address() + first * 128 + at) as *mut u8;
+                // SAFETY: inside the buffer, which outlives the region.
+                unsafe { pair.bob.register_raw(address, 64, crate::MemoryKind::Host) }.unwrap()
+            });
+            for region in &regions {
+                let descriptor = region.descriptor();
+                let segments = whole(&here, &descriptor, 64);
+                let write = pair
+                    .alice
+                    .prepare(Op::Write, &pair.to_bob, segments)
+                    .unwrap();
+                write.post().unwrap();
+                write
+                    .wait(LONG)
+                    .unwrap_or_else(|e| panic!("round {round}, {first}: {e}"));
+            }
+        }
+    }
+}
+
+/// Whoever comes to the door without the session's secret, or with nonsense, is turned away.
+#[test]
+fn strangers_at_the_door_are_turned_away() {
+    let secret = Secret::new([1; 32]);
+    let client = SessionId([9; SessionId::LEN]);
+    let gates = Gates::create(super::GATES).unwrap();
+    let join = |secret: &Secret| {
+        let mut bytes = Vec::new();
+        let connection = 1;
+        Message::Join {
+            client,
+            connection,
+            tag: tag(secret, Side::Client, client, connection),
+            nonce_at: 1,
+        }
+        .encode(&mut bytes);
+        bytes
+    };
+    let door = Door::open().unwrap();
+    let receive = |bytes: &[u8], fds: &[_]| {
+        let wire = Wire::connect(door.name()).unwrap();
+        assert!(wire.send(bytes, fds).unwrap());
+        Join::receive(door.accept().unwrap().unwrap(), &secret)
+    };
+    let right = join(&secret);
+    assert!(matches!(receive(&right, &[gates.descriptor()]), Ok(Ok(_))));
+    let wrong = join(&Secret::new([2; 32]));
+    let other = [3];
+    for bytes in [&wrong[..], b"nonsense", &right[..40], &other] {
+        assert!(receive(bytes, &[gates.descriptor()]).is_err());
+    }
+    let too_many = [gates.descriptor(), gates.descriptor()];
+    assert!(receive(&right, &[]).is_err() && receive(&right, &too_many).is_err());
+}

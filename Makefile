@@ -6,7 +6,7 @@ DIST  := dist
 .PHONY: help demo test dist bench soak lint fuzz clean need-cargo
 
 help:
-	@echo 'make demo   build what is missing and measure this machine (two processes, loopback)'
+	@echo 'make demo   build what is missing and measure this machine (two processes: lanes, then direct copies)'
 	@echo 'make test   run every test'
 	@echo 'make dist   fill dist/ with what is shipped'
 	@echo 'make bench  the full benchmark suite with an HTML report in dist/bench.html'
@@ -22,7 +22,8 @@ need-cargo:
 	  echo 'error: no C compiler found (Rust needs it to link): install gcc or clang and try again' >&2; exit 1; }
 
 demo: $(DIST)/bin/tcpx
-	$(DIST)/bin/tcpx bench --quick
+	$(DIST)/bin/tcpx bench --quick --path lanes
+	-$(DIST)/bin/tcpx bench --quick --path same-host # says why, where it is impossible
 
 test: need-cargo dist
 	scripts/test

@@ -16,6 +16,7 @@
 //! | [`peer`] | the second process: spawned here, or a server elsewhere |
 //! | [`measure`] | [`Bench`](measure::Bench): rounds, warm-up, verification, one result a case |
 //! | [`measure::beside`] | what a model that computes meanwhile keeps of its speed |
+//! | [`path`] | what carries the bytes: lanes, or direct copies within one host |
 //! | [`prepare`](mod@prepare) | what preparing and posting many segments cost |
 //! | [`stats`] | medians, percentiles, ratios; pure |
 //! | [`suite`] | the named cases, and cases from options; pure |
@@ -32,6 +33,7 @@ pub mod floor;
 pub mod machine;
 pub mod measure;
 pub mod memory;
+pub mod path;
 pub mod peer;
 pub mod place;
 pub mod plugin_floor;

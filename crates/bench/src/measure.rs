@@ -22,13 +22,14 @@ use tcpx::{Config, Peer, Session, Source};
 
 use crate::error::Error;
 use crate::floor::{Streams, Waiting};
-use crate::memory::Contestant;
+use crate::memory::{Contestant, Memory};
+use crate::path::{Path, Taken};
 use crate::peer::control::SHARED_SETTINGS;
 use crate::peer::{Program, Remote};
 use crate::place::{Opened, Place, Places};
 use crate::stats::Measured;
 use crate::suite::{Case, Group};
-use crate::workload::Shape;
+use crate::workload::{Op, Shape};
 
 use beside::{BesideResult, LoadKind};
 use stage::Stage;
@@ -36,6 +37,9 @@ pub(crate) use stage::{complete, prepare};
 
 /// How long the lanes may take to connect.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(35);
+
+/// Bytes of the transfer that finds out which path is taken.
+const PROBE_BYTES: u64 = 4 << 10;
 
 /// Hears how a measurement goes: draws a bar, prints a line, or does nothing (`()`).
 pub trait Progress {
@@ -91,7 +95,7 @@ pub enum Step {
 /// What to do besides measuring the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extras {
-    /// Measure the floor too.
+    /// Measure the floor too, where lanes carry the bytes: copies within a host use no sockets.
     pub floor: bool,
     /// Verify every byte, before and after.
     pub verify: bool,
@@ -156,6 +160,7 @@ pub struct Bench {
     streams: Option<Streams>,
     remote: Remote,
     places: Places,
+    taken: Taken,
     /// Held between cases, so that none of them pays for a new context.
     _device: Opened,
     /// Patterns of different runs differ.
@@ -164,7 +169,7 @@ pub struct Bench {
 
 impl Bench {
     /// Measures on this machine, against a second process. Unless the configuration says otherwise
-    /// the lanes run over the loopback interface.
+    /// lanes carry the bytes, over the loopback interface, so that the floor is comparable.
     ///
     /// # Errors
     /// The memory of either place cannot be had, a setting is wrong, or the process cannot be
@@ -172,6 +177,7 @@ impl Bench {
     pub fn spawn(program: &Program, places: Places, mut config: Config) -> Result<Bench, Error> {
         let device = places.initiator.open()?;
         stay_on_loopback(&mut config)?;
+        set_default(&mut config, "same_host", Path::Lanes.setting())?;
         let settings = shared_settings(&config, true);
         let remote = Remote::spawn(program, places.target, &settings)?;
         Bench::new(remote, places, device, config)
@@ -202,15 +208,29 @@ impl Bench {
         let session = Session::new(config.with_name(name)?)?;
         let peer = session.add_peer(remote.connection_info())?;
         peer.connect(CONNECT_TIMEOUT)?;
-        Ok(Bench {
+        let mut bench = Bench {
             session,
             peer,
             remote,
             places,
+            taken: Taken::default(),
             _device: device,
             streams: None,
             seed: 1,
-        })
+        };
+        bench.taken = bench.find_path()?;
+        Ok(bench)
+    }
+
+    /// Moves a few bytes and looks at what has carried them.
+    fn find_path(&mut self) -> Result<Taken, Error> {
+        let shape = Shape::new(Op::Write, PROBE_BYTES, 0, false)?;
+        let region = self.remote.prepare(shape)?;
+        let memory = Memory::for_shape(&self.session, self.place(), &shape, None)?;
+        let transfer = prepare(&self.session, &self.peer, &shape, &memory, &region)?;
+        transfer.post()?;
+        complete(&transfer, Waiting::Block)?;
+        Ok(Taken::of(self.peer.same_host(), self.places))
     }
 
     /// This side's session.
@@ -231,6 +251,11 @@ impl Bench {
     /// Where the memory of both sides lies.
     pub fn places(&self) -> Places {
         self.places
+    }
+
+    /// What carries the bytes, and why it is not a better path.
+    pub fn taken(&self) -> &Taken {
+        &self.taken
     }
 
     /// Where this side's memory lies.
@@ -264,9 +289,10 @@ impl Bench {
     pub fn run_case(
         &mut self,
         case: &Case,
-        extras: Extras,
+        mut extras: Extras,
         progress: &mut dyn Progress,
     ) -> Result<CaseResult, Error> {
+        extras.floor &= self.taken.path == Path::Lanes;
         progress.step(Step::Verifying);
         let lanes = self.lanes();
         if extras.floor && self.streams.is_none() {
@@ -352,9 +378,14 @@ pub(crate) fn shared_settings(config: &Config, same_machine: bool) -> Vec<(Strin
 
 /// Two processes of one machine meet on loopback, whatever other interfaces there are.
 fn stay_on_loopback(config: &mut Config) -> Result<(), Error> {
-    let chosen = |row: &tcpx::ConfigRow| row.key == "interfaces" && row.source != Source::Default;
+    set_default(config, "interfaces", "lo")
+}
+
+/// Sets what nobody has chosen.
+fn set_default(config: &mut Config, key: &str, value: &str) -> Result<(), Error> {
+    let chosen = |row: &tcpx::ConfigRow| row.key == key && row.source != Source::Default;
     if !config.rows().iter().any(chosen) {
-        config.set("interfaces", "lo")?;
+        config.set(key, value)?;
     }
     Ok(())
 }

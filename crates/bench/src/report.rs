@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::machine::Machine;
 use crate::measure::beside::BesideResult;
 use crate::measure::{Bench, CaseResult};
+use crate::path::Path;
 use crate::place::Places;
 use crate::prepare::PrepareResult;
 use crate::soak::{IdlePeersResult, IdleResult, SoakResult};
@@ -44,6 +45,12 @@ pub struct Report {
     /// Where the memory lay. The floor's is host memory in any case.
     #[serde(default)]
     pub memory: Places,
+    /// What carried the bytes.
+    #[serde(default)]
+    pub path: Path,
+    /// Why lanes carried them; none where they were copied directly.
+    #[serde(default)]
+    pub why_lanes: Option<String>,
     /// The cases, in the order in which they were measured.
     pub cases: Vec<CaseResult>,
     /// What loads kept of their speed beside transfers.
@@ -90,6 +97,7 @@ impl Report {
             .collect();
         let machine = Machine::here();
         let target = bench.remote().machine().clone();
+        let taken = bench.taken().clone();
         Report {
             schema: SCHEMA.to_owned(),
             date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
@@ -100,12 +108,30 @@ impl Report {
             settings,
             lanes: bench.lanes(),
             memory: bench.places(),
+            path: taken.path,
+            why_lanes: taken.why_not,
             cases: Vec::new(),
             beside: Vec::new(),
             prepare: Vec::new(),
             idle: None,
             idle_peers: None,
             soak: None,
+        }
+    }
+
+    /// Says in one line which path was measured, and how to measure the other where there is one.
+    pub fn path_line(&self) -> String {
+        match (self.path, &self.why_lanes, &self.target_machine) {
+            (Path::SameHost, ..) => {
+                "Path: same host. Memory is copied directly, without sockets, so \
+                                     there is no floor. Measure lanes with --path lanes."
+                    .to_owned()
+            }
+            (Path::Lanes, _, Some(_)) | (Path::Lanes, None, None) => "Path: lanes.".to_owned(),
+            (Path::Lanes, Some(reason), None) => format!(
+                "Path: lanes ({reason}). Measure direct copies within this host with \
+                 --path same-host."
+            ),
         }
     }
 
@@ -212,6 +238,8 @@ pub(crate) mod tests {
             }],
             lanes: 2,
             memory: Places::default(),
+            path: Path::Lanes,
+            why_lanes: Some("same_host is off".into()),
             cases: results.collect(),
             beside: Vec::new(),
             prepare: vec![PrepareResult {
@@ -323,6 +351,32 @@ pub(crate) mod tests {
         assert!(page.contains("vram:0"), "no place");
         assert!(page.contains("floor (host memory)"), "no word on the floor");
         assert_eq!(Report::from_json(&report.to_json()).unwrap(), report);
+    }
+
+    #[test]
+    fn the_path_is_named_and_the_other_one_offered_where_there_is_one() {
+        let mut report = sample();
+        let line = report.path_line();
+        assert!(
+            line.contains("lanes (same_host is off)") && line.contains("--path same-host"),
+            "{line}"
+        );
+        assert!(report.to_html().unwrap().contains(&line));
+        report.target_machine = Some(Machine::here());
+        assert_eq!(report.path_line(), "Path: lanes.");
+        (report.path, report.why_lanes) = (Path::SameHost, None);
+        let page = report.to_html().unwrap();
+        assert!(page.contains("Path: same host") && page.contains("--path lanes"));
+        assert!(!page.contains("The <b>floor</b>"), "sockets have no part");
+        assert_eq!(Report::from_json(&report.to_json()).unwrap(), report);
+        let json = report.to_json();
+        assert!(json.contains(r#""path": "same-host""#), "{json}");
+
+        let mut old: serde_json::Value = serde_json::from_str(&json).unwrap();
+        old.as_object_mut().unwrap().remove("path");
+        old.as_object_mut().unwrap().remove("why_lanes");
+        let old = Report::from_json(&old.to_string()).unwrap();
+        assert_eq!((old.path, old.why_lanes), (Path::Lanes, None));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use tcpx::Config;
 use tcpx_bench::Error;
 use tcpx_bench::bootstrap::{BootstrapError, Channel};
 use tcpx_bench::measure::{Bench, CaseResult, Extras, Progress, Step};
+use tcpx_bench::path::Path;
 use tcpx_bench::peer::{Program, Remote, Server, ServerEvent, serve_stdin};
 use tcpx_bench::place::{Place, Places};
 use tcpx_bench::report::Report;
@@ -145,6 +146,27 @@ fn the_engine_can_be_measured_alone_and_for_a_time() {
     assert!(results[0].engine.iterations > 0);
 }
 
+/// Alone, lanes carry the bytes beside the floor; what is chosen goes for both processes.
+#[test]
+fn the_path_is_lanes_unless_direct_copies_are_asked_for() {
+    let bench = Bench::spawn(&program(), Places::default(), loopback()).unwrap();
+    assert_eq!(bench.taken().path, Path::Lanes);
+    assert_eq!(bench.taken().why_not.as_deref(), Some("same_host is off"));
+    for setting in [Path::SameHost.setting(), "auto"] {
+        let mut config = loopback();
+        config.set("same_host", setting).unwrap();
+        let mut bench = Bench::spawn(&program(), Places::default(), config).unwrap();
+        assert_eq!(bench.taken().path, Path::SameHost, "{:?}", bench.taken());
+        assert_eq!(bench.taken().why_not, None);
+        let results = bench.run(&small(), Extras::default(), &mut ()).unwrap();
+        assert!(results.iter().all(|result| result.verified));
+        let floors = results.iter().filter(|result| result.floor.is_some());
+        assert_eq!(floors.count(), 0, "sockets have no part");
+        let report = Report::new(&mut bench, Vec::new());
+        assert_eq!(report.path, Path::SameHost);
+    }
+}
+
 #[test]
 fn a_server_outlives_its_clients_and_strangers() {
     let server = Server::bind("127.0.0.1:0".parse().unwrap(), loopback()).unwrap();
@@ -171,7 +193,9 @@ fn a_server_outlives_its_clients_and_strangers() {
     for _ in 0..2 {
         let timeout = Duration::from_secs(10);
         let address = address.to_string();
-        let mut bench = Bench::connect(&address, timeout, Places::default(), loopback()).unwrap();
+        let mut config = loopback();
+        config.set("same_host", "off").unwrap();
+        let mut bench = Bench::connect(&address, timeout, Places::default(), config).unwrap();
         let results = bench
             .run(&small()[..2], Extras::default(), &mut ())
             .unwrap();

@@ -13,6 +13,8 @@
 //!     │   ◄── Compared { difference, seed }    │  and refills it
 //!     │  (READ over every lane, compares)      │
 //!     │  … again while a lane was left out …   │
+//!     │  … on one host, which paths memory     │
+//!     │  takes, between two more sessions …    │
 //!     │  Done { problem } ─────────────────►   │
 //!     │   ◄─────────────────────────── Noted   │
 //! ```
@@ -21,17 +23,19 @@
 
 mod client;
 mod message;
+mod paths;
 mod server;
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde::Serialize;
-use tcpx::{Config, LaneInfo, Peer, Session};
+use tcpx::{Config, LaneInfo, Peer, SameHostKind, Session};
 use tcpx_bench::bootstrap::BootstrapError;
 
 pub(crate) use self::client::run as client;
 pub(crate) use self::message::MessageError;
+pub(crate) use self::paths::{Kind, MemoryPath, is_local};
 pub(crate) use self::server::serve;
 
 /// Chunks no larger than this, so that a modest buffer holds some for every lane.
@@ -61,6 +65,8 @@ pub(crate) struct Report {
     pub(crate) bytes: u64,
     /// Each lane, by index.
     pub(crate) lanes: Vec<Lane>,
+    /// What carries each kind of memory; known to the client.
+    pub(crate) paths: Vec<MemoryPath>,
 }
 
 /// One end of the connection.
@@ -105,6 +111,9 @@ pub(crate) enum CheckError {
         /// What the engine said.
         source: tcpx::Error,
     },
+    /// A direct copy was reported as done and was not.
+    #[error("memory that was copied directly arrived changed")]
+    Copied,
     /// The other side failed and said why.
     #[error("the other side reports: {0}")]
     Remote(String),
@@ -122,11 +131,13 @@ impl<T> Step<T> for Result<T, tcpx::Error> {
 }
 
 /// A session for a check: small chunks, one at a time on each lane, so that every lane gets some.
+/// Nothing is copied beside the lanes.
 fn start(config: &Config) -> Result<Session, CheckError> {
     let chunk = config.chunk_bytes().min(CHUNK_MAX);
     let config = config.clone().with("chunk_bytes", chunk);
     config
         .and_then(|config| config.with("window", 1))
+        .and_then(|config| config.with_same_host(SameHostKind::Off))
         .map_err(tcpx::Error::from)
         .and_then(Session::new)
         .step("cannot start a session")

@@ -18,7 +18,7 @@ use crate::workload::{Mismatch, Shape};
 pub const VERSION: u32 = 2;
 
 /// Settings that the measuring process may choose for the other. The rest is the machine's own.
-pub const SHARED_SETTINGS: [&str; 10] = [
+pub const SHARED_SETTINGS: [&str; 11] = [
     "lanes",
     "chunk_bytes",
     "window",
@@ -29,6 +29,7 @@ pub const SHARED_SETTINGS: [&str; 10] = [
     "congestion",
     "staging",
     "staging_bytes",
+    "same_host",
 ];
 
 /// From the measuring process.

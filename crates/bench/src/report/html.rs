@@ -9,6 +9,7 @@ use crate::floor::Waiting;
 use crate::machine::Machine;
 use crate::measure::CaseResult;
 use crate::measure::beside::{BesideResult, LoadKind};
+use crate::path::Path;
 use crate::place::Places;
 use crate::suite::Group;
 use crate::units;
@@ -69,7 +70,8 @@ fn header(out: &mut String, report: &Report) {
         escape(&report.version),
         escape(&report.date)
     );
-    let has_floor = !report.cases.is_empty();
+    put!(out, "<p>{}</p>", escape(&report.path_line()));
+    let has_floor = !report.cases.is_empty() && report.path == Path::Lanes;
     if has_floor {
         put!(
             out,

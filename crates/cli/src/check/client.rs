@@ -10,7 +10,7 @@ use tcpx_bench::workload::Pattern;
 
 use super::message::{Message, or_tell};
 use super::{
-    CHUNKS, CheckError, Lane, REGION_MAX, Report, Step, judge, party, remote_party, start,
+    CHUNKS, CheckError, Lane, REGION_MAX, Report, Step, judge, party, paths, remote_party, start,
 };
 
 /// What is written in the first round; later rounds count up, so that nothing old passes for new.
@@ -28,7 +28,7 @@ pub(crate) fn run(
     let _device = place.open().step("cannot use that memory")?;
     let mut channel = Channel::connect(host, timeout)?;
     let outcome = start(config).and_then(|session| {
-        let report = test(&session, place, &mut channel, timeout)?;
+        let report = test(&session, config, place, &mut channel, timeout)?;
         let problem = report.problem.clone();
         Message::Done { problem }.send(&mut channel)?;
         // The lanes stay until the server has looked at its end of them.
@@ -42,6 +42,7 @@ pub(crate) fn run(
 
 fn test(
     session: &Session,
+    config: &Config,
     place: Place,
     channel: &mut Channel,
     timeout: Duration,
@@ -85,6 +86,7 @@ fn test(
             break;
         }
     }
+    let paths = paths::find(config, place, &lanes, channel, timeout)?;
     Ok(Report {
         ok: problem.is_none() && lanes.iter().all(|lane| lane.ok),
         problem: problem.or_else(|| idle(&lanes)),
@@ -93,6 +95,7 @@ fn test(
         connect_seconds: Some(connected.as_secs_f64()),
         bytes: len as u64,
         lanes,
+        paths,
     })
 }
 

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use tcpx_bench::bootstrap::{BootstrapError, Channel};
 
 use super::CheckError;
+use super::paths::Kind;
 
 /// One message, as JSON; the channel bounds its length.
 #[derive(Debug, Serialize, Deserialize)]
@@ -34,6 +35,21 @@ pub(super) enum Message {
         difference: Option<usize>,
         /// The seed of what is there now.
         seed: u64,
+    },
+    /// The connection info of the sender's session that copies directly.
+    Beside {
+        /// As [`tcpx::Session::connection_info`] gives it.
+        info: Vec<u8>,
+    },
+    /// The client asks that session for a little memory.
+    Lend {
+        /// Of this kind.
+        kind: Kind,
+    },
+    /// There is no such memory.
+    Without {
+        /// Why.
+        reason: String,
     },
     /// The client is done.
     Done {

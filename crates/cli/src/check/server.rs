@@ -11,6 +11,7 @@ use tcpx_bench::workload::Pattern;
 use tracing::warn;
 
 use super::message::{Message, or_tell};
+use super::paths::{self, Kind};
 use super::{CheckError, REGION_MAX, Report, Step, judge, party, remote_party, start};
 
 /// What is read is seeded by what was written, so that nothing old passes for new.
@@ -61,8 +62,10 @@ fn attend(
         session: &session,
         peer: &peer,
         channel,
+        config,
         place,
         lent: None,
+        beside: None,
         before: Vec::new(),
     };
     service.until_done()
@@ -73,12 +76,23 @@ struct Service<'a> {
     session: &'a Session,
     peer: &'a Peer,
     channel: &'a mut Channel,
+    config: &'a Config,
     /// Where that memory lies.
     place: Place,
     /// What the client may write to and read from.
     lent: Option<Placed>,
+    /// Tries direct copies with the client.
+    beside: Option<Beside>,
     /// The lanes before any payload.
     before: Vec<LaneInfo>,
+}
+
+/// A session that copies directly where its settings allow it.
+struct Beside {
+    /// Before `session`: memory is deregistered first.
+    lent: Vec<Placed>,
+    _peer: Peer,
+    session: Session,
 }
 
 impl Service<'_> {
@@ -87,12 +101,14 @@ impl Service<'_> {
             match Message::receive(self.channel)? {
                 Message::Want { bytes } => self.lend(bytes)?,
                 Message::Written { seed } => self.compare(seed)?,
+                Message::Beside { info } => self.meet(&info)?,
+                Message::Lend { kind } => self.lend_beside(kind)?,
                 Message::Done { problem } => {
                     let report = self.report(problem);
                     Message::Noted.send(self.channel)?;
                     return Ok(report);
                 }
-                other => return Err(other.unexpected("Want, Written or Done")),
+                other => return Err(other.unexpected("Want, Written, Beside, Lend or Done")),
             }
         }
     }
@@ -105,6 +121,41 @@ impl Service<'_> {
         let descriptor = lent.region().descriptor().to_bytes();
         self.lent = Some(lent);
         Ok(Message::Region { descriptor }.send(self.channel)?)
+    }
+
+    fn meet(&mut self, info: &[u8]) -> Result<(), CheckError> {
+        let session = Session::new(self.config.clone()).step("cannot start a session")?;
+        let peer = session
+            .add_peer(info)
+            .step("cannot use the client's connection info")?;
+        let info = session.connection_info();
+        self.beside = Some(Beside {
+            lent: Vec::new(),
+            _peer: peer,
+            session,
+        });
+        Ok(Message::Beside { info }.send(self.channel)?)
+    }
+
+    fn lend_beside(&mut self, kind: Kind) -> Result<(), CheckError> {
+        let Some(beside) = &mut self.beside else {
+            return Err(Message::Lend { kind }.unexpected("Beside"));
+        };
+        let place = match kind {
+            Kind::Host => Place::Host,
+            Kind::Gpu => paths::gpu_place(self.place),
+        };
+        let answer = match Placed::new(&beside.session, place, paths::BYTES) {
+            Ok(memory) => {
+                let descriptor = memory.region().descriptor().to_bytes();
+                beside.lent.push(memory);
+                Message::Region { descriptor }
+            }
+            Err(error) => Message::Without {
+                reason: format!("the peer has none: {error}"),
+            },
+        };
+        Ok(answer.send(self.channel)?)
     }
 
     fn compare(&mut self, seed: u64) -> Result<(), CheckError> {
@@ -134,6 +185,7 @@ impl Service<'_> {
             connect_seconds: None,
             bytes: self.lent.as_ref().map_or(0, |memory| memory.len() as u64),
             lanes,
+            paths: Vec::new(),
         }
     }
 }

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use tcpx::Config;
 use tcpx_bench::measure::Bench;
 use tcpx_bench::peer::{Program, serve_stdin};
 use tcpx_bench::report::Report;
@@ -34,6 +35,10 @@ the same blocks and as many streams. The ratio says how much of what raw sockets
 absolute numbers depend on the machine and the day. Before and after the rounds every byte is \
 compared: wrong bytes give no result.
 
+Processes on one machine can also copy each other's memory directly, without sockets. Alone, lanes \
+are measured all the same, since the floor is about sockets: --path same-host measures direct \
+copies. `tcpx bench client` uses what connecting decides. The result names the path.
+
 With --mem, the engine moves memory of GPUs; raw sockets do not reach that, so the floor moves host \
 memory in any case.";
 
@@ -43,6 +48,7 @@ const EXAMPLES: &str = "\
   tcpx bench --quick                          The same in half a minute
   tcpx bench --case kv16k --op read --lanes 4
   tcpx bench --size 1M,64M --block 4K,16K --duration 5s
+  tcpx bench --quick --path same-host         Direct copies within this machine
   tcpx bench --report bench.html              Everything, as one page with plots
   tcpx bench --mem vram:0 --quick             From GPU memory to GPU memory
   tcpx bench --mem host,vram:0                This side in host memory, the other on GPU 0
@@ -110,14 +116,14 @@ pub(crate) fn run(args: &Arguments, output: &mut Output) -> Result<Verdict, Fail
     match &args.role {
         None => measure(&args.measurement, output, || {
             let program = second_process()?;
-            let config = args.settings.load()?;
+            let config = config(&args.settings, &args.measurement)?;
             Ok(Bench::spawn(&program, args.measurement.places(), config)?)
         }),
         Some(Role::Client(client)) if client.measurement.faults => Err(Failure::Usage(
             "--faults: both processes must be on this machine, without `client`".into(),
         )),
         Some(Role::Client(client)) => measure(&client.measurement, output, || {
-            let config = client.settings.load()?;
+            let config = config(&client.settings, &client.measurement)?;
             let memory = client.measurement.places();
             Ok(Bench::connect(
                 &client.host,
@@ -132,6 +138,15 @@ pub(crate) fn run(args: &Arguments, output: &mut Output) -> Result<Verdict, Fail
             Ok(Verdict::Fine)
         }
     }
+}
+
+/// The settings, with the path that was asked for.
+fn config(settings: &Settings, measurement: &Measurement) -> Result<Config, Failure> {
+    let mut config = settings.load()?;
+    if let Some(path) = measurement.path() {
+        config.set("same_host", path.setting())?;
+    }
+    Ok(config)
 }
 
 fn measure(

@@ -9,7 +9,7 @@ use tcpx_bench::place::Place;
 use tcpx_bench::units;
 
 use crate::Verdict;
-use crate::check::{self, Report};
+use crate::check::{self, Kind, MemoryPath, Report};
 use crate::error::Failure;
 use crate::host::with_port;
 use crate::listen::Listen;
@@ -21,7 +21,10 @@ const LONG: &str = "\
 Tests the connection between two machines as an application would use it: `tcpx check server` on \
 one, `tcpx check client HOST` on the other. The two meet on a bootstrap port, exchange connection \
 infos, connect (the handshake proves on both sides that the other was given the info), then ping \
-every lane and move a WRITE and a READ over all of them. Every byte is compared.";
+every lane and move a WRITE and a READ over all of them. Every byte is compared.
+
+Where both are on one host, the client also says which path host memory and GPU memory take there, \
+direct copies or lanes, and why not the better one.";
 
 const EXAMPLES: &str = "\
 \x1b[1m\x1b[4mExamples:\x1b[0m
@@ -195,7 +198,25 @@ fn print(report: &Report, output: &mut Output) -> Result<(), Failure> {
     }
     output.show(lanes)?;
     output.line("")?;
+    // On another host lanes carry everything, which is no news.
+    if check::is_local(&report.lanes) {
+        for path in &report.paths {
+            output.line(path_line(path))?;
+        }
+    }
     Ok(output.line(verdict(report, output))?)
+}
+
+/// Says what carries one kind of memory.
+fn path_line(path: &MemoryPath) -> String {
+    let memory = match path.memory {
+        Kind::Host => "Host memory",
+        Kind::Gpu => "GPU memory",
+    };
+    match &path.why_not {
+        None => format!("{memory} is copied directly, without sockets."),
+        Some(reason) => format!("{memory} goes over lanes: {reason}."),
+    }
 }
 
 fn verdict(report: &Report, output: &Output) -> String {

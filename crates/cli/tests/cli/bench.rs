@@ -1,5 +1,6 @@
 //! `tcpx bench`: small measurements over two real processes. Numbers are not judged, bytes are.
 
+use crate::beside::fake_driver;
 use crate::support::{Run, Server, deaf_address, run, tcpx};
 
 #[test]
@@ -25,6 +26,72 @@ fn a_measurement_is_a_document_with_the_floor_in_it() {
         assert!(case["floor"]["ratio"].as_f64().unwrap() > 0.0, "{case}");
     }
     assert_eq!(run.stderr, "", "a document comes without chatter");
+}
+
+/// Alone, lanes are measured; the other path is a word away, and no floor comes with it.
+#[test]
+fn the_path_can_be_chosen_and_is_named() {
+    let measure = |extra: &[&str]| {
+        let base = ["bench", "--size", "300K", "--iterations", "3"];
+        run(&[&base, extra].concat()).expect(0)
+    };
+    let lanes = measure(&["--json"]).json();
+    assert_eq!(lanes["path"], "lanes");
+    assert_eq!(lanes["why_lanes"], "same_host is off");
+    let direct = measure(&["--path", "same-host", "--json"]).json();
+    assert_eq!(direct["path"], "same-host");
+    for case in direct["cases"].as_array().unwrap() {
+        assert_eq!(case["verified"], true, "{case}");
+        assert!(case["floor"].is_null(), "{case}");
+    }
+    let table = measure(&["--path", "lanes"]).stdout;
+    assert!(table.contains("--path same-host"), "{table}");
+    let table = measure(&["--path", "same-host"]).stdout;
+    assert!(table.contains("Path: same host"), "{table}");
+    run(&["bench", "--path", "sockets"]).expect(2);
+}
+
+/// Without --path, whatever connecting decides is measured; --path goes for both processes.
+#[test]
+fn a_client_measures_the_path_that_connecting_decides() {
+    for (there, extra, path) in [
+        ("auto", &[][..], "same-host"),
+        ("auto", &["--path", "lanes"], "lanes"),
+        ("off", &[], "lanes"),
+        ("off", &["--path", "same-host"], "same-host"),
+    ] {
+        let base = ["bench", "server", "--bind", "127.0.0.1", "--port", "0"];
+        let there = format!("TCPX_SAME_HOST={there}");
+        let once = ["--once", "--set", &there];
+        let server = Server::start(tcpx(&[&base[..], &once].concat()));
+        let client = ["bench", "client", &server.address, "--size", "64K"];
+        let rest = ["--iterations", "3", "--json"];
+        let report = run(&[&client[..], &rest, extra].concat()).expect(0).json();
+        assert_eq!(report["path"], path, "{there} {extra:?}");
+        server.finish().expect(0);
+    }
+}
+
+/// With a CUDA driver made of ordinary memory: between a GPU and the host lanes are chosen.
+#[test]
+fn memory_of_gpus_has_paths_of_its_own() {
+    let driver = fake_driver("paths", &[]);
+    for (places, path) in [("vram:0", "same-host"), ("vram:0,host", "lanes")] {
+        let words = ["bench", "--mem", places, "--size", "300K", "--json"];
+        let rest = ["--iterations", "2", "--set", "TCPX_SAME_HOST=auto"];
+        let mut command = tcpx(&[&words[..], &rest].concat());
+        let run: Run = command
+            .env("LD_LIBRARY_PATH", &driver)
+            .output()
+            .unwrap()
+            .into();
+        let report = run.expect(0).json();
+        assert_eq!(report["path"], path, "{places}: {}", report["why_lanes"]);
+        for case in report["cases"].as_array().unwrap() {
+            assert_eq!(case["verified"], true, "{case}");
+            assert_eq!(case["floor"].is_null(), path == "same-host", "{case}");
+        }
+    }
 }
 
 #[test]

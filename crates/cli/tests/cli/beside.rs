@@ -18,7 +18,7 @@ const SMALL: [&str; 6] = [
 ];
 
 /// Builds the driver of crates/cuda/tests/fake; returns its folder.
-fn fake_driver(name: &str, options: &[&str]) -> PathBuf {
+pub(crate) fn fake_driver(name: &str, options: &[&str]) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../cuda/tests/fake/driver.cpp");
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::create_dir_all(&folder).unwrap();

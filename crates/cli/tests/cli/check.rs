@@ -2,8 +2,12 @@
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::process::Command;
 
-use crate::support::{Server, deaf_address, run, tcpx};
+use serde_json::Value;
+
+use crate::beside::fake_driver;
+use crate::support::{Run, Server, deaf_address, run, tcpx};
 
 fn server(extra: &[&str]) -> Server {
     let base = [
@@ -48,6 +52,58 @@ fn every_lane_is_verified_on_both_sides() {
     assert_eq!(server["lanes"].as_array().unwrap().len(), 3);
     assert_eq!(server["local"]["name"], client["remote"]["name"]);
     assert_eq!(server["remote"]["name"], client["local"]["name"]);
+}
+
+/// Lanes carry payload in any case; what else would carry memory is tried beside them.
+#[test]
+fn on_one_host_the_path_of_memory_is_named_with_the_reason() {
+    let check = |here: &str, there: &str| {
+        let server = server(&["--set", &format!("TCPX_SAME_HOST={there}")]);
+        let client = ["check", "client", &server.address, "--json"];
+        let setting = format!("TCPX_SAME_HOST={here}");
+        let report = run(&[&client[..], &["--set", &setting]].concat()).expect(0);
+        server.finish().expect(0);
+        let path = &report.json()["paths"][0];
+        assert_eq!(path["memory"], "host");
+        (path["path"].clone(), path["why_not"].clone())
+    };
+    let direct = (Value::from("same-host"), Value::Null);
+    assert_eq!(check("auto", "auto"), direct);
+    assert_eq!(check("require", "require"), direct);
+    let lanes = |reason: &str| (Value::from("lanes"), Value::from(reason));
+    assert_eq!(check("off", "auto"), lanes("same_host is off"));
+    assert_eq!(check("auto", "off"), lanes("the peer does not offer it"));
+}
+
+/// With a CUDA driver made of ordinary memory.
+#[test]
+fn memory_of_a_gpu_has_a_path_of_its_own() {
+    let driver = fake_driver("check", &[]);
+    let with_driver = |mut command: Command| {
+        command.env("LD_LIBRARY_PATH", &driver);
+        command
+    };
+    let words = ["check", "server", "--bind", "127.0.0.1", "--port", "0"];
+    let server = Server::start(with_driver(tcpx(&words)));
+    let client = tcpx(&["check", "client", &server.address, "--json"]);
+    let report: Run = with_driver(client).output().unwrap().into();
+    let report = report.expect(0).json();
+    server.finish().expect(0);
+    assert_eq!(report["paths"][1]["memory"], "gpu", "{report}");
+    assert_eq!(report["paths"][1]["path"], "same-host", "{report}");
+    assert_eq!(report["paths"][1]["why_not"], Value::Null);
+
+    // The server has no GPU.
+    let server = Server::start(tcpx(&words));
+    let client = tcpx(&["check", "client", &server.address]);
+    let run: Run = with_driver(client).output().unwrap().into();
+    let text = run.expect(0).stdout;
+    server.finish().expect(0);
+    assert!(text.contains("Host memory is copied directly"), "{text}");
+    assert!(
+        text.contains("GPU memory goes over lanes: the peer has none"),
+        "{text}"
+    );
 }
 
 /// Each side chooses its own memory; a GPU that is not there is found before anybody is bothered.

@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use tcpx_bench::floor::Waiting;
 use tcpx_bench::measure::Extras;
 use tcpx_bench::measure::beside::BesideOptions;
+use tcpx_bench::path::Path;
 use tcpx_bench::place::{Place, Places};
 use tcpx_bench::suite::{self, Case};
 use tcpx_bench::workload;
@@ -40,6 +41,13 @@ pub(super) struct Measurement {
     /// other [default: host; with --beside-compute vram:0,host]
     #[arg(long = "mem", value_name = "PLACE[,PLACE]")]
     memory: Option<Places>,
+
+    /// What carries the bytes [default: lanes on one machine; with `client`, what connecting decides]
+    ///
+    /// Sets TCPX_SAME_HOST in both processes; without this option, that variable decides where it
+    /// is set. Direct copies have no floor, which is about sockets.
+    #[arg(long, value_name = "PATH")]
+    path: Option<Way>,
 
     /// Named cases to measure [default: all of them]
     #[arg(long = "case", value_name = "NAME,…", value_delimiter = ',')]
@@ -151,6 +159,14 @@ enum Op {
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
+enum Way {
+    /// Sockets, as between machines
+    Lanes,
+    /// Direct copies between two processes on one host; fails where they are impossible
+    SameHost,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
 enum Wait {
     /// Awake: lowest latency
     Poll,
@@ -225,6 +241,14 @@ impl Measurement {
             Places::default()
         };
         self.memory.unwrap_or(default)
+    }
+
+    /// The path, if one was typed.
+    pub(super) fn path(&self) -> Option<Path> {
+        self.path.map(|way| match way {
+            Way::Lanes => Path::Lanes,
+            Way::SameHost => Path::SameHost,
+        })
     }
 
     fn options(&self, full: bool) -> suite::Options {

@@ -57,6 +57,7 @@ fn machine(report: &Report, output: &mut Output) -> Result<(), Failure> {
         memory(report.memory),
         report.version
     ))?;
+    output.line(report.path_line())?;
     Ok(output.line("")?)
 }
 

@@ -2,6 +2,7 @@
 
 `scripts/test-nixl` runs them with the oldest and the newest NIXL. NIXL_PLUGIN_DIR is the folder with the plugin
 to test, TCPX the command; both default to what `make dist` makes.
+Bytes travel on lanes, as between machines, unless TCPX_SAME_HOST says otherwise.
 """
 
 import faulthandler
@@ -13,6 +14,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 os.environ.setdefault("NIXL_PLUGIN_DIR", str(ROOT / "dist" / "nixl"))
 os.environ["TCPX_INTERFACES"] = "lo"
+os.environ.setdefault("TCPX_SAME_HOST", "off")
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import numpy as np
@@ -78,6 +80,12 @@ def peer():
     yield make
     exits = [(one.name, one.stop()) for one in made if not one.killed]
     assert not any(code for _, code in exits), f"exit codes: {exits}"
+
+
+@pytest.fixture
+def lanes(monkeypatch):
+    """Keeps the agents of a test on lanes: a peer that is stopped stops its transfers."""
+    monkeypatch.setenv("TCPX_SAME_HOST", "off")
 
 
 class Pair:

@@ -69,6 +69,7 @@ def test_killed_after_a_good_transfer(pair, op):
     forget(pair.local, "target")
 
 
+@pytest.mark.usefixtures("lanes")
 def test_killed_during_a_transfer(pair, op):
     """Deterministic: the peer is frozen when the transfer begins, so that it cannot end."""
     pair = pair(size=16 * MIB)
@@ -96,6 +97,7 @@ def test_killed_at_any_moment(pair, op, delay):
     pair.local.release(handle)
 
 
+@pytest.mark.usefixtures("lanes")
 def test_killed_beside_others(endpoint, peer, op):
     """One of two targets dies: the other one's transfers do not notice."""
     local = endpoint("initiator", 8 * MIB)
@@ -143,6 +145,7 @@ def transfer_once(endpoint, op, place, message=b""):
     endpoint.release(handle)
 
 
+@pytest.mark.usefixtures("lanes")
 def test_hangs(pair, op):
     """A peer that does not answer is given up after peer_timeout."""
     pair = pair(size=16 * MIB, params={"peer_timeout": "3s"})

@@ -127,6 +127,7 @@ def test_memory_of_a_peer_that_connects_to_us(endpoint, peer, op):
     local.release(handle)
 
 
+@pytest.mark.usefixtures("lanes")
 def test_removed_in_flight(pair, op):
     """Removing a peer ends what runs, without its help; loaded again, it works again."""
     pair = pair(size=16 * MIB, params={"peer_timeout": "1h"})

@@ -112,6 +112,7 @@ def test_repost(pair, op):
     pair.local.release(handle)
 
 
+@pytest.mark.usefixtures("lanes")
 def test_repost_while_active(pair, op):
     pair = pair(size=32 * MIB)
     pair.local.notify("target", b"connect")
@@ -223,6 +224,7 @@ def test_explicit_connection(pair, op):
     pair.transfer(op, [(0, 0, MIB)], b"connected before")
 
 
+@pytest.mark.usefixtures("lanes")
 def test_release_in_flight(pair, op):
     """Releasing ends the transfer without the peer's help: no byte moves afterwards, and its notification does not come."""
     pair = pair(size=16 * MIB, params={"peer_timeout": "1h"})

@@ -96,7 +96,8 @@ def test_children_cannot_use_what_they_inherit(bob):
                 lambda: alice.peers, lambda: alice.own_peer, lambda: alice.remove_peer(peer),
                 lambda: alice.register(bytearray(8)), lambda: alice.write(peer, segment),
                 lambda: alice.send(peer, here, 1), lambda: alice.recv(peer, here, 1),
-                peer.connect, peer.disconnect, lambda: peer.connected, lambda: peer.lanes, here.deregister,
+                peer.connect, peer.disconnect, lambda: peer.connected, lambda: peer.lanes, lambda: peer.same_host,
+                here.deregister,
             )  # fmt: skip
             assert (alice.name, here.nbytes, peer.name) == ("alice", SIZE, "bob")
             assert all(repr(thing) for thing in (alice, peer, here, write))

@@ -13,6 +13,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<session::Notification>()?;
     module.add_class::<peer::Peer>()?;
     module.add_class::<peer::Lane>()?;
+    module.add_class::<peer::SameHost>()?;
     module.add_class::<region::Region>()?;
     module.add_class::<region::RemoteRegion>()?;
     module.add_class::<transfer::Transfer>()?;

@@ -200,6 +200,19 @@ typedef struct {
 // Receives one lane. Must not unwind.
 typedef void (*tcpx_lane_fn)(void *context, const tcpx_lane *lane);
 
+// How memory of a peer on the same host is moved; valid while the callback that received it runs.
+typedef struct {
+    // Bytes in this struct; later versions add fields at its end.
+    size_t size;
+    // Why lanes carry everything; NULL where memory is copied directly.
+    const char *why_not;
+    // Bytes that this session has copied directly, both ways, over the current connection.
+    uint64_t bytes;
+} tcpx_same_host;
+
+// Receives how memory of a peer is moved. Must not unwind.
+typedef void (*tcpx_same_host_fn)(void *context, const tcpx_same_host *same_host);
+
 // One piece of a transfer. A READ copies from remote to local, a WRITE from local to remote.
 typedef struct {
     // Memory of this session.
@@ -270,6 +283,10 @@ tcpx_status tcpx_peer_disconnect(const tcpx_peer *peer);
 tcpx_status tcpx_peer_each_lane(const tcpx_peer *peer,
                                 tcpx_lane_fn callback,
                                 void *context);
+
+// Tells `callback`, with `context`, whether memory of the peer is copied directly, since it is on
+// this host, and otherwise why not. Calls it once, or not at all when there is no connection.
+tcpx_status tcpx_peer_same_host(const tcpx_peer *peer, tcpx_same_host_fn callback, void *context);
 
 // Frees the handle; the session goes on to know the peer.
 void tcpx_peer_free(tcpx_peer *peer);

@@ -103,6 +103,48 @@ pub unsafe extern "C" fn tcpx_peer_each_lane(
     })
 }
 
+/// How memory of a peer on the same host is moved; valid while the callback that received it runs.
+#[repr(C)]
+#[derive(Debug)]
+pub struct tcpx_same_host {
+    /// Bytes in this struct; later versions add fields at its end.
+    pub size: usize,
+    /// Why lanes carry everything; NULL where memory is copied directly.
+    pub why_not: *const c_char,
+    /// Bytes that this session has copied directly, both ways, over the current connection.
+    pub bytes: u64,
+}
+
+/// Receives how memory of a peer is moved. Must not unwind.
+pub type tcpx_same_host_fn =
+    Option<unsafe extern "C" fn(context: *mut c_void, same_host: *const tcpx_same_host)>;
+
+/// Tells `callback`, with `context`, whether memory of the peer is copied directly, since it is on
+/// this host, and otherwise why not. Calls it once, or not at all when there is no connection.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_peer_same_host(
+    peer: *const tcpx_peer,
+    callback: tcpx_same_host_fn,
+    context: *mut c_void,
+) -> tcpx_status {
+    ffi::call(|| {
+        let peer = borrow!(peer)?;
+        let callback = callback.ok_or(Failure::Null("callback"))?;
+        if let Some(info) = peer.peer.same_host() {
+            let why_not = info.why_not.as_deref().map(c_text);
+            let same_host = tcpx_same_host {
+                size: size_of::<tcpx_same_host>(),
+                why_not: why_not.as_ref().map_or(null(), |text| text.as_ptr()),
+                bytes: info.bytes,
+            };
+            // SAFETY: C gave the function to be called with its context; `same_host` and its text
+            // outlive the call.
+            unsafe { callback(context, &raw const same_host) };
+        }
+        Ok(())
+    })
+}
+
 /// Frees the handle; the session goes on to know the peer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_peer_free(peer: *mut tcpx_peer) {

@@ -11,6 +11,7 @@ __all__ = [
     "Peer",
     "Region",
     "RemoteRegion",
+    "SameHost",
     "Session",
     "Setting",
     "Transfer",
@@ -125,6 +126,8 @@ class Peer:
     def connected(self) -> bool: ...
     @property
     def lanes(self) -> list[Lane]: ...
+    @property
+    def same_host(self) -> SameHost | None: ...
     def connect(self, timeout: float | None = None) -> None: ...
     def disconnect(self) -> None: ...
 
@@ -138,6 +141,13 @@ class Lane:
     def bytes_sent(self) -> int: ...
     @property
     def bytes_received(self) -> int: ...
+
+@final
+class SameHost:
+    @property
+    def why_not(self) -> str | None: ...
+    @property
+    def bytes(self) -> int: ...
 
 @final
 class Region:

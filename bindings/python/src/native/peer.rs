@@ -61,6 +61,17 @@ impl Peer {
         Ok(lanes.collect())
     }
 
+    /// Whether memory of the peer is copied directly, since it is on this host, and otherwise why
+    /// not; None when there is no connection.
+    #[getter]
+    fn same_host(&self) -> PyResult<Option<SameHost>> {
+        let info = self.peer.get()?.same_host();
+        Ok(info.map(|info| SameHost {
+            why_not: info.why_not,
+            bytes: info.bytes,
+        }))
+    }
+
     fn __repr__(&self) -> String {
         let state = if self.peer.facts().is_connected() {
             ""
@@ -88,5 +99,24 @@ pub(crate) struct Lane {
 impl Lane {
     fn __repr__(&self) -> String {
         format!("<tcpx.Lane {} -> {}>", self.local, self.remote)
+    }
+}
+
+/// How memory of a peer on the same host is moved.
+#[pyclass(frozen, get_all, module = "tcpx")]
+pub(crate) struct SameHost {
+    /// Why lanes carry everything; None where memory is copied directly.
+    why_not: Option<String>,
+    /// Bytes that this session has copied directly, both ways, over the current connection.
+    bytes: u64,
+}
+
+#[pymethods]
+impl SameHost {
+    fn __repr__(&self) -> String {
+        match &self.why_not {
+            None => format!("<tcpx.SameHost {} bytes copied>", self.bytes),
+            Some(why_not) => format!("<tcpx.SameHost not used: {why_not}>"),
+        }
     }
 }

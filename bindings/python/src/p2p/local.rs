@@ -1,5 +1,8 @@
-//! The calls for two processes of one host. They take addresses without a registration, so each call registers for as long as it
-//! needs; the bytes go the same way as all others.
+//! The calls for two processes of one host.
+//!
+//! They take addresses without a registration, so each call registers for as long as it needs. The
+//! engine chooses how bytes travel, as for all other calls: directly between processes on one host
+//! where it can, and otherwise by lanes.
 
 use std::sync::Arc;
 

@@ -19,6 +19,12 @@
     } while (0)
 #define OK(call) CHECK((call) == TCPX_OK)
 
+/* A child inherits AddressSanitizer's allocator as it was: locked, if another thread was in it. */
+#ifdef __SANITIZE_ADDRESS__
+enum { CHILDREN = 0 };
+#else
+enum { CHILDREN = 10 };
+#endif
 enum { SIZE = 1 << 20, MANY = 100000, WAIT_MS = 20000 };
 
 typedef struct {
@@ -49,16 +55,22 @@ static void on_row(void *context, const tcpx_config_row *row)
     }
 }
 
-static tcpx_session *start(const char *name)
+static tcpx_session *start_with(const char *name, const char *same_host)
 {
     tcpx_config *config;
     tcpx_session *session;
     OK(tcpx_config_from_env(&config));
     OK(tcpx_config_set(config, "name", name));
+    OK(tcpx_config_set(config, "same_host", same_host));
     OK(tcpx_session_new(config, &session));
     tcpx_config_free(config);
     CHECK(strcmp(tcpx_session_name(session), name) == 0);
     return session;
+}
+
+static tcpx_session *start(const char *name)
+{
+    return start_with(name, "auto");
 }
 
 static void fill(uint8_t *bytes, size_t len, unsigned seed)
@@ -113,6 +125,53 @@ static void on_lane(void *context, const tcpx_lane *lane)
     ++*(int *)context;
 }
 
+typedef struct {
+    int count;
+    uint64_t bytes;
+    char why_not[128];
+} Direct;
+
+static void on_same_host(void *context, const tcpx_same_host *same_host)
+{
+    Direct *direct = context;
+    CHECK(same_host->size == sizeof *same_host);
+    direct->count++;
+    direct->bytes = same_host->bytes;
+    snprintf(direct->why_not, sizeof direct->why_not, "%s", same_host->why_not ? same_host->why_not : "");
+}
+
+/* Lanes carry everything to a session that copies no memory directly, and it says why. */
+static void by_lanes(tcpx_session *bob, tcpx_remote_region *target, const uint8_t *there)
+{
+    tcpx_session *carol = start_with("carol", "off");
+    tcpx_bytes info;
+    tcpx_peer *to_bob;
+    tcpx_region *local;
+    tcpx_transfer *read;
+    uint8_t *here = calloc(1, SIZE);
+    CHECK(here);
+    OK(tcpx_session_connection_info(bob, &info));
+    OK(tcpx_session_add_peer(carol, info.data, info.len, &to_bob));
+    tcpx_bytes_free(info);
+    Direct direct = {0};
+    OK(tcpx_peer_same_host(to_bob, on_same_host, &direct));
+    CHECK(direct.count == 0);
+    OK(tcpx_session_register(carol, here, SIZE, TCPX_MEMORY_HOST, 0, &local));
+    tcpx_segment whole = {local, at(here), target, at(there), SIZE};
+    OK(tcpx_session_prepare(carol, TCPX_READ, to_bob, &whole, 1, &read));
+    OK(tcpx_transfer_post(read));
+    OK(tcpx_transfer_wait(read, WAIT_MS));
+    CHECK(memcmp(here, there, SIZE) == 0);
+    OK(tcpx_peer_same_host(to_bob, on_same_host, &direct));
+    CHECK(direct.count == 1 && direct.bytes == 0 && strcmp(direct.why_not, "same_host is off") == 0);
+    CHECK(tcpx_peer_same_host(to_bob, NULL, NULL) == TCPX_ERROR_INVALID_ARGUMENT);
+    tcpx_transfer_free(read);
+    tcpx_region_free(local);
+    tcpx_peer_free(to_bob);
+    tcpx_session_free(carol);
+    free(here);
+}
+
 /* A forked child may not use what it inherited, may free it, and may start a session of its own. */
 static void in_a_child(tcpx_session *session, tcpx_region *region, tcpx_peer *peer,
                        tcpx_transfer *transfer)
@@ -130,6 +189,7 @@ static void in_a_child(tcpx_session *session, tcpx_region *region, tcpx_peer *pe
         CHECK(tcpx_session_connection_info(session, &bytes) == TCPX_ERROR_FORKED);
         CHECK(tcpx_peer_connect(peer, WAIT_MS) == TCPX_ERROR_FORKED);
         CHECK(!tcpx_peer_is_connected(peer));
+        CHECK(tcpx_peer_same_host(peer, on_same_host, NULL) == TCPX_ERROR_FORKED);
         CHECK(tcpx_region_deregister(region) == TCPX_ERROR_FORKED);
         CHECK(tcpx_transfer_post(transfer) == TCPX_ERROR_FORKED);
         CHECK(tcpx_transfer_poll(transfer, &state) == TCPX_ERROR_FORKED);
@@ -173,6 +233,7 @@ static void nothing(tcpx_session *session)
     CHECK(tcpx_region_deregister(NULL) == TCPX_ERROR_INVALID_ARGUMENT);
     CHECK(tcpx_region_id(NULL) == 0 && tcpx_region_size(NULL) == 0 && !tcpx_region_address(NULL));
     CHECK(tcpx_devices_each(NULL, NULL) == TCPX_ERROR_INVALID_ARGUMENT);
+    CHECK(tcpx_peer_same_host(NULL, on_same_host, NULL) == TCPX_ERROR_INVALID_ARGUMENT);
     tcpx_log_warning(NULL, NULL);
     tcpx_session_free(NULL);
     tcpx_peer_free(NULL);
@@ -240,7 +301,7 @@ int main(void)
     CHECK(tcpx_transfer_bytes(write) == SIZE / 2);
     OK(tcpx_transfer_poll(write, &state));
     CHECK(state == TCPX_PREPARED);
-    for (int children = 0; children < 10; children++) {
+    for (int children = 0; children < CHILDREN; children++) {
         in_a_child(alice, local, to_bob, write);
     }
     for (int round = 0; round < 2; round++) {
@@ -270,6 +331,18 @@ int main(void)
     OK(tcpx_transfer_post(read));
     OK(tcpx_transfer_wait(read, WAIT_MS));
     CHECK(memcmp(here, there, SIZE) == 0);
+
+    /* All of it was copied directly, unless this machine forbids that and says so. */
+    Direct direct = {0};
+    OK(tcpx_peer_same_host(to_bob, on_same_host, &direct));
+    CHECK(direct.count == 1);
+    if (direct.why_not[0]) {
+        printf("not copied directly: %s\n", direct.why_not);
+        CHECK(direct.bytes == 0);
+    } else {
+        CHECK(direct.bytes == 2 * SIZE);
+    }
+    by_lanes(bob, target, there);
 
     /* Segments that cannot be. */
     tcpx_transfer *none = NULL;

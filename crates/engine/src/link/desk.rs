@@ -7,6 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, Rank};
 use crate::transfer::Run;
 
+/// Runs up to this size are copied by the caller who posts them.
+pub(crate) const INLINE_BYTES: u64 = 256 << 10;
+
 /// Somebody who copies the chunks of runs.
 pub(crate) trait Copying: Send + Sync {
     /// Copies the next chunk of a run and settles it, or looks whether a device has.

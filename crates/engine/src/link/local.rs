@@ -8,15 +8,12 @@ use tcpx_cuda::Device;
 use tcpx_net::{Cursor, Span, Store, copy_spans};
 use tcpx_proto::frame::{Header, Kind, Status, Table};
 
-use super::desk::{Copying, Step};
+use super::desk::{Copying, INLINE_BYTES, Step};
 use super::{Above, Context, Link, Mark, Origin};
 use crate::error::Error;
 use crate::memory::{Copier, Refusal, one_device};
 use crate::sync::{Mutex, Rank};
 use crate::transfer::{Announcement, ChunkRef, Offered, Op, Run};
-
-/// Runs up to this size are copied by the caller who posts them.
-const INLINE_BYTES: u64 = 256 << 10;
 
 /// The link of a session to itself.
 pub(crate) struct Local {

@@ -81,6 +81,7 @@ impl SameHost {
             opened.push(region);
         }
         let mut ranges: Vec<Remote> = Vec::with_capacity(entries as usize);
+        let mut last_region = None;
         for entry in table.entries() {
             // The table was decoded: the index is inside.
             let region = &opened[entry.region as usize];
@@ -88,8 +89,14 @@ impl SameHost {
                 .locate(&entry)
                 .map_err(|error| self.out_of_reach(error, &entry))?;
             let len = entry.len as usize;
+            // A device does not copy across allocations, which regions of their own may be though they
+            // touch.
+            let is_same = last_region.replace(entry.region) == Some(entry.region);
+            let may_join = is_same || region.device().is_none();
             match ranges.last_mut() {
-                Some(last) if last.address + last.len as u64 == address => last.len += len,
+                Some(last) if may_join && last.address + last.len as u64 == address => {
+                    last.len += len;
+                }
                 _ => ranges.push(Remote { address, len }),
             }
         }

@@ -24,7 +24,6 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 /// memory that was given back: a gate is closed first, and then everybody waits until nobody is
 /// inside. A neighbour that was stopped inside is waited for until it goes on or ends.
 pub(crate) struct Grants {
-    peer: String,
     gates: Gates,
     neighbour: Arc<Neighbour>,
     line: Arc<Line>,
@@ -53,13 +52,8 @@ pub(super) enum NotGranted {
 }
 
 impl Grants {
-    pub(super) fn new(
-        peer: &str,
-        neighbour: &Arc<Neighbour>,
-        line: &Arc<Line>,
-    ) -> std::io::Result<Self> {
+    pub(super) fn new(neighbour: &Arc<Neighbour>, line: &Arc<Line>) -> std::io::Result<Self> {
         Ok(Self {
-            peer: peer.to_owned(),
             gates: Gates::create(GATES)?,
             neighbour: Arc::clone(neighbour),
             line: Arc::clone(line),
@@ -184,7 +178,7 @@ impl Grants {
                 has_warned = true;
                 limited!(
                     WARN,
-                    peer = self.peer,
+                    peer = self.line.peer,
                     pid = self.neighbour.pid().as_raw_nonzero().get(),
                     "a process on this host is copying memory that is to be given back, and does not go on: \
                      let it go on, or end it"

@@ -29,7 +29,7 @@ pub(crate) use self::exchange::Join;
 pub(crate) use self::grants::Grants;
 use self::regions::{Missing, Regions};
 use self::wired::Wired;
-use super::desk::{Copying, Step};
+use super::desk::{Copying, INLINE_BYTES, Step};
 use super::{Above, Context, SameHostInfo};
 use crate::config::SameHostKind;
 use crate::error::Error;
@@ -45,9 +45,6 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The same where lanes must not do it.
 const LONG_PATIENCE: Duration = Duration::from_secs(10);
-
-/// Runs up to this size are copied by the caller who posts them.
-const INLINE_BYTES: u64 = 256 << 10;
 
 fn patience(context: &Context) -> Duration {
     match context.config.same_host() {

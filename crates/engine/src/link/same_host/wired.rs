@@ -49,7 +49,7 @@ impl Wired {
             control: Arc::clone(control),
         });
         Ok(Self {
-            grants: Arc::new(Grants::new(peer, &neighbour, &line).map_err(failed)?),
+            grants: Arc::new(Grants::new(&neighbour, &line).map_err(failed)?),
             line,
             neighbour,
             nonce: Nonce::new().map_err(failed)?,

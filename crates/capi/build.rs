@@ -1,6 +1,5 @@
-//! Names the shared library, so that programs linked with it ask the loader for this name and not for the
-//! path that it was built at. Keeps the library loaded: its thread that writes log lines outlives the last
-//! session.
+//! Names the shared library, so that programs linked with it ask the loader for this name and not
+//! for its build path. Keeps the library loaded: its log thread outlives the last session.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

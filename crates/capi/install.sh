@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Puts the C library where programs find it: install.sh BUILT PREFIX
+# Installs the C library for use by programs: install.sh BUILT PREFIX
 #
-# BUILT is the folder that Cargo has built into (target/release). PREFIX gets lib/libtcpx_p2p.{so,a},
+# BUILT is Cargo's output folder (target/release). PREFIX gets lib/libtcpx_p2p.{so,a},
 # lib/pkgconfig/tcpx_p2p.pc and include/tcpx_p2p.{h,hpp}; it may be moved afterwards.
 set -euo pipefail
 

@@ -1,4 +1,4 @@
-//! Writes `fuzz/seeds` from honest messages, so that the fuzzer starts behind the front door.
+//! Writes `fuzz/seeds` from honest messages, so that the fuzzer starts past the first checks.
 
 use std::fs;
 use std::path::Path;
@@ -152,8 +152,8 @@ fn frames() -> Seeds {
     ]
 }
 
-/// A LaneDown frame without a number, for the stream that `transfer` names: how chunks of transfer 1
-/// ended.
+/// Returns a LaneDown frame without a number, for the stream in `transfer`, with the outcomes of
+/// chunks of transfer 1.
 fn lane_down(transfer: u64, endings: &[(u32, Option<&str>)]) -> Vec<u8> {
     let endings = endings.iter().map(|(seq, refusal)| Ending {
         id: ChunkId {
@@ -220,7 +220,7 @@ fn handshakes() -> Seeds {
 
 fn lanes() -> Seeds {
     use Action::*;
-    // An action of the first side or of the second, with the bits that say more.
+    // An action of the first side or of the second, with its parameter bits.
     let first = |action: Action, bits: u8| action as u8 | bits << 4;
     let second = |action: Action, bits: u8| first(action, bits) | 8;
     let pair = |lanes: u8, steps: &[&[u8]]| [&[PAIR, 0x21, lanes], &steps.concat()[..]].concat();
@@ -316,7 +316,7 @@ fn lanes() -> Seeds {
 
 fn sessions() -> Seeds {
     use tcpx_fuzz::session::Action as Do;
-    // Two ranges inside, one that begins before the region, one that ends behind it.
+    // Two ranges inside, one that begins before the region, one that ends after it.
     let inside = [10, 0, 20, 0, 100, 0, 30, 0];
     let before = [0xFF, 0xFF, 8, 0];
     let behind = [0xFF, 0x0F, 2, 0];

@@ -1,4 +1,4 @@
-//! Frames: a header and the table behind it.
+//! Frames: a header and its table.
 
 use tcpx_proto::frame::down::{self, StreamId};
 use tcpx_proto::frame::{
@@ -19,7 +19,8 @@ pub fn check(data: &[u8]) {
         check_down(&header, rest);
     }
 
-    // Whatever is there, and the right number of bytes: the first is refused unless it is that.
+    // The bytes as they are, and the right number of bytes: the former are refused unless the
+    // number is right.
     let expected = header.table_bytes();
     if rest.len() != expected {
         assert!(
@@ -36,7 +37,7 @@ fn check_header(header: &Header, head: &[u8; HEADER_BYTES]) {
     let mut again = Vec::new();
     header.encode(&mut again);
     assert_eq!(again, head, "one encoding of each header");
-    // What a receiver sizes its buffers by.
+    // The sizes of a receiver's buffers.
     assert!(header.table_bytes() <= MAX_TABLE_BYTES);
     assert!(header.extra as usize <= MAX_EXTRA_BYTES);
     assert!(header.middle_bytes() <= MAX_TABLE_BYTES + MAX_EXTRA_BYTES);
@@ -45,7 +46,7 @@ fn check_header(header: &Header, head: &[u8; HEADER_BYTES]) {
     let _ = Status::from_u8(header.flags);
 }
 
-/// Reads what had landed from a lost stream, and writes it again.
+/// Decodes a LaneDown payload, and encodes it again.
 fn check_down(header: &Header, payload: &[u8]) {
     let Ok(endings) = down::decode(payload) else {
         return;
@@ -58,7 +59,7 @@ fn check_down(header: &Header, payload: &[u8]) {
     let decoded = down::decode(payload).expect("what is written can be read");
     let ids = |endings: &[down::Ending]| endings.iter().map(|e| e.id).collect::<Vec<_>>();
     assert_eq!(ids(&decoded), ids(&endings));
-    // A window fits; more than that nobody reports.
+    // A window fits; nobody reports more than that.
     if endings.len() <= 1024 {
         let written = Header::decode(head).expect("a frame that may be sent");
         assert_eq!(StreamId::from_transfer(written.transfer), stream);

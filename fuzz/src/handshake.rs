@@ -1,4 +1,4 @@
-//! Handshakes. The first byte of the input chooses who lies, the rest is how.
+//! Handshakes. The first byte of the input chooses the attacker, the rest its actions.
 
 use core::num::NonZeroU32;
 
@@ -11,13 +11,13 @@ use tcpx_proto::handshake::{
 };
 use tcpx_proto::info::{ConnectionInfo, Name, Secret, SessionId};
 
-/// A stranger sends a stream to either side, cut into pieces: `count, sizes…, stream…`.
+/// An unknown peer sends a stream to either side, cut into pieces: `count, sizes…, stream…`.
 pub const NOISE: u8 = 0;
-/// Somebody on the path edits an honest handshake: `(message, at, at, operation, value)…`.
+/// An attacker on the path edits an honest handshake: `(message, at, at, operation, value)…`.
 pub const EDITS: u8 = 1;
-/// A server that knows the secret sends `fields…` behind the header and a tag that fits.
+/// A server that knows the secret sends `fields…` after the header and a valid tag.
 pub const FAULTY_SERVER: u8 = 2;
-/// A client that knows the secret sends `fields…` behind the header and a proof that fits.
+/// A client that knows the secret sends `fields…` after the header and a valid proof.
 pub const FAULTY_CLIENT: u8 = 3;
 
 const SERVER_SECRET: [u8; 32] = [0x51; 32];
@@ -27,7 +27,7 @@ const CLIENT_NONCE: u8 = 0xc3;
 const CLIENT_OFFER: [u32; 2] = [0b0011_0010, 0b0000_0010];
 const SERVER_OFFER: [u32; 2] = [0b0101_0010, 0b0001_0000];
 
-/// Takes any bytes and panics when the state machines break a promise.
+/// Checks any input; panics when the state machines break a promise.
 pub fn check(data: &[u8]) {
     let Some((mode, rest)) = data.split_first() else {
         return;
@@ -59,7 +59,7 @@ fn offer([offers, requires]: [u32; 2]) -> Offer {
     Offer::new(offers, requires).expect("required is what is offered")
 }
 
-/// The honest client of every check.
+/// Returns the honest client of every check.
 fn client(nonce: u8) -> Client {
     let Identity { name, id, secret } = server_identity();
     let addresses = vec!["127.0.0.1:7000".parse().expect("an address")];
@@ -76,7 +76,7 @@ fn client(nonce: u8) -> Client {
     })
 }
 
-/// The honest server of every check.
+/// Returns the honest server of every check.
 fn server(nonce: u8) -> Server {
     Server::new(ServerConfig {
         identity: server_identity(),
@@ -86,8 +86,8 @@ fn server(nonce: u8) -> Server {
     })
 }
 
-/// Runs one handshake over a path that may alter each of its four messages, and returns whether
-/// the client and the server are in at the end.
+/// Runs one handshake over a path that may alter each of its four messages, and returns whether the
+/// client and the server have established the lane at the end.
 pub fn run(mut path: impl FnMut(usize, &mut Vec<u8>)) -> (bool, bool) {
     let (mut client, mut server) = (client(CLIENT_NONCE), server(SERVER_NONCE));
     let (mut at_client, mut at_server) = (Vec::new(), Vec::new());
@@ -119,7 +119,7 @@ fn noise(data: &[u8]) {
     let sizes = reader.bytes(usize::from(count)).unwrap_or_default();
     let stream = reader.rest();
 
-    // The seeds are recorded handshakes: with another nonce they are replays, and worthless.
+    // The seeds are recorded handshakes: with another nonce they are replays, and useless.
     let mut server = server(!SERVER_NONCE);
     feed(stream, sizes, |bytes| server.handle(bytes));
     assert!(server.proven().is_none(), "a stranger got in");
@@ -144,7 +144,7 @@ fn noise(data: &[u8]) {
     );
 }
 
-/// Delivers `stream` in pieces as a socket would, and keeps what is not consumed.
+/// Delivers `stream` in pieces as a socket would, and keeps the bytes not consumed.
 fn feed(
     stream: &[u8],
     sizes: &[u8],
@@ -170,18 +170,18 @@ fn feed(
     }
 }
 
-/// What the path did to a message.
+/// The change of a message by the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 enum Fate {
     Intact,
-    /// Intact, with something behind it.
+    /// Unchanged, with bytes appended.
     Followed,
     Altered,
 }
 
 fn edits(data: &[u8]) {
     let mut fates = [Fate::Altered; 4];
-    // What the client gets behind the answer to its hello.
+    // The bytes that the client gets after the answer to its hello.
     let mut behind = Vec::new();
     let (client, server) = run(|index, bytes| {
         let before = bytes.clone();
@@ -218,8 +218,8 @@ fn edits(data: &[u8]) {
         !server || reached && proof <= Fate::Followed,
         "the server is in: {fates:?}"
     );
-    // A ServerReady has no tag, like the frames: the path may make one, behind the answer or out of a
-    // Reject. The client knows whom it talks to by then.
+    // A ServerReady has no tag, like the frames: the path may forge one, after the answer or from a
+    // Reject. The client has authenticated the server by then.
     let is_answered = hello <= Fate::Followed && answer <= Fate::Followed;
     assert!(
         !client || is_answered && behind.starts_with(&message(4, 0)),
@@ -289,7 +289,7 @@ fn faulty_client(fields: &[u8]) {
     }
 }
 
-/// What the liar said that it offers and requires.
+/// The features that the attacker claims to offer and require.
 fn offer_at(fields: &[u8], at: usize) -> [u32; 2] {
     let mut reader = Reader::new(&fields[at..]);
     [(); 2].map(|()| reader.u32().expect("a whole hello"))
@@ -314,7 +314,7 @@ fn check_established(lane: &Established, ours: [u32; 2], theirs: [u32; 2]) {
     assert!((1..=255).contains(&lane.peer_name.as_str().len()));
 }
 
-/// A header; the length is cut to what fits, which is one more lie.
+/// Encodes a header; the length is truncated if needed, which is one more lie.
 fn message(kind: u8, body_len: usize) -> Vec<u8> {
     let [low, high] = (body_len as u16).to_le_bytes();
     [&b"TCPX"[..], &[kind, 0, low, high]].concat()

@@ -1,4 +1,4 @@
-//! Lanes. The first byte of the input chooses who is at the other end.
+//! Lanes. The first byte of the input chooses the peer.
 
 mod hostile;
 mod pair;
@@ -14,30 +14,30 @@ pub const PAIR: u8 = 0;
 /// A lane whose peer sends any frames: `windows, (action, header)…`.
 pub const HOSTILE: u8 = 1;
 
-/// What is done to one side in the [`PAIR`] mode: the low three bits of a byte. The next bit is the
-/// side, the others say more.
+/// An action of one side in the [`PAIR`] mode: the low three bits of a byte. The next bit is the
+/// side, the others are parameters.
 #[derive(Clone, Copy, Debug)]
 #[repr(u8)]
 pub enum Action {
     /// Posts a transfer of some chunks, with bit 4 a READ.
     Post = 0,
-    /// Sends what is next; bits 4 and 5 are room, with bit 6 a WRITE chunk is withdrawn instead.
+    /// Sends the next frame; bits 4 and 5 are room, with bit 6 a WRITE chunk is withdrawn instead.
     Poll = 1,
-    /// Sends what is urgent.
+    /// Sends urgent frames.
     Flush = 2,
-    /// Takes the next frame of the peer.
+    /// Processes the next frame of the peer.
     Deliver = 3,
-    /// Ends one of the copies that are under way.
+    /// Completes one of the copies in flight.
     Land = 4,
     /// Sends a notification, or with bit 4 a ping with a number.
     Say = 5,
-    /// Gives up a posting.
+    /// Kills a posting.
     Kill = 6,
     /// Sends a ping for a sign of life.
     Ping = 7,
 }
 
-/// Takes any bytes and panics when a lane breaks a promise.
+/// Checks any input; panics when a lane breaks a promise.
 pub fn check(data: &[u8]) {
     match data.split_first() {
         Some((&PAIR, rest)) => pair::check(rest),
@@ -68,7 +68,7 @@ impl Chunk for Piece {
     }
 }
 
-/// A posting whose chunks are taken in order. Clones share what was taken.
+/// A posting whose chunks are taken in order. Clones share their state.
 #[derive(Clone, Debug)]
 struct Run {
     op: Op,
@@ -154,7 +154,7 @@ fn header(kind: Kind, id: ChunkId, payload: u64) -> Header {
     }
 }
 
-/// The frames that a lane has encoded, without their texts.
+/// Returns the frames that a lane has encoded, without their texts.
 fn decode(mut bytes: &[u8]) -> Vec<Header> {
     let mut headers = Vec::new();
     while let Some((head, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() {

@@ -1,5 +1,6 @@
-//! What the fuzz targets check. Each module has one `check`, which takes any bytes and panics when
-//! `tcpx-proto`, or a whole session, breaks a promise; the targets in `fuzz_targets/` only pass bytes on.
+//! The checks of the fuzz targets. Each module has one `check`, which takes any bytes and panics
+//! when `tcpx-proto`, or a whole session, breaks a promise; the targets in `fuzz_targets/` only
+//! pass bytes on.
 //!
 //! ```text
 //! cargo +nightly fuzz run handshake fuzz/corpus/handshake fuzz/seeds/handshake -- -max_len=4096
@@ -7,9 +8,9 @@
 //! cargo run --manifest-path fuzz/Cargo.toml --example seeds # writes fuzz/seeds again
 //! ```
 //!
-//! Inputs that fuzzing finds go to `fuzz/corpus`, which is not kept; `fuzz/seeds` (made by hand) and
-//! `fuzz/found` (the smallest part of the corpus that covers as much, by `scripts/fuzz --keep`) are. A
-//! crash becomes a unit test beside the code it was found in.
+//! Inputs that fuzzing finds go to `fuzz/corpus`, which is not committed; `fuzz/seeds` (made by
+//! hand) and `fuzz/found` (the smallest part of the corpus with the same coverage, by `scripts/fuzz
+//! --keep`) are. A crash becomes a unit test beside the code it was found in.
 
 #![forbid(unsafe_code)]
 

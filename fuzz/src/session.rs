@@ -1,9 +1,9 @@
-//! A live session under frames of an insider: a real engine, a real TCP lane, an established
-//! handshake.
+//! A live session that receives frames of an insider: a real engine, a real TCP lane, an
+//! established handshake.
 //!
-//! The input is a list of [`Action`]s. The attacker's bytes pass through a model on their way to the
-//! victim: a parser of the stream and a copy of the victim's memory, which says for each frame whether
-//! it ends the connection, what the victim answers, and which bytes change.
+//! The input is a list of [`Action`]s. The attacker's bytes pass through a model on their way to
+//! the victim: a parser of the stream and a copy of the victim's memory, which predicts for each
+//! frame whether it ends the connection, what the victim answers, and which bytes change.
 
 mod model;
 
@@ -24,36 +24,36 @@ use tcpx_testkit::raw::Stranger;
 
 use self::model::{Ours, Verdict};
 
-/// Bytes that the attacker may touch. As many on either side it may not.
+/// Number of bytes that the attacker may access, and of inaccessible bytes on either side.
 pub const GRANTED: usize = 4096;
-/// Chunks that the attacker may have in flight.
+/// Maximum chunks of the attacker in flight.
 pub const WINDOW: usize = 16;
-/// Longer than anything takes, also on a machine that is busy elsewhere.
+/// A time limit longer than anything takes, also on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
-/// Payload that is not sent to its end.
+/// Payload longer than this is not sent to its end.
 const LONG_PAYLOAD: usize = 64 << 10;
 
-/// What the attacker does: the first byte of a record.
+/// An action of the attacker: the first byte of a record.
 #[derive(Clone, Copy, Debug)]
 #[repr(u8)]
 pub enum Action {
     /// `key, flags, count, (offset u16, len u16)…`: a WRITE of 1 to 4 ranges.
     Write = 0,
-    /// The same as a READ.
+    /// A READ of 1 to 4 ranges, in the same format.
     Read = 1,
     /// `kind, transfer, seq, flags, payload u16`: a frame without a table.
     Plain = 2,
     /// `count, bytes…`: any bytes.
     Bytes = 3,
-    /// 32 bytes of a header, whose sections follow as it says.
+    /// 32 bytes of a header, followed by the sections that it announces.
     Header = 4,
     /// `op, len u16`: the victim begins a transfer.
     Begin = 5,
     /// `which, kind, delta`: settles a chunk of the victim.
     Settle = 6,
-    /// Reads what the victim has answered, and looks at its memory.
+    /// Reads the victim's answers, and checks its memory.
     Sync = 7,
-    /// The victim takes its memory back.
+    /// The victim revokes its memory.
     Deregister = 8,
 }
 
@@ -71,9 +71,9 @@ impl Action {
     ];
 }
 
-/// Takes any bytes and panics when a session breaks a promise.
+/// Checks any input; panics when a session breaks a promise.
 pub fn check(data: &[u8]) {
-    // One at a time: they share the victim's memory.
+    // One at a time, since they share the victim's memory.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     Attack::new().run(&mut Input(data));
@@ -157,7 +157,7 @@ impl Attack {
         };
         let mut stream = TcpStream::connect(victim.session.addresses()[0]).expect("it listens");
         let socket = SockRef::from(&stream);
-        // A reset leaves no port behind: there are thousands of connections a second.
+        // A reset frees the port: there are thousands of connections a second.
         socket.set_linger(Some(Duration::ZERO)).expect("an option");
         socket.set_tcp_nodelay(true).expect("an option");
         stream.set_read_timeout(Some(LONG)).expect("an option");
@@ -191,7 +191,7 @@ impl Attack {
         self.end();
     }
 
-    /// Takes one record; returns whether there was one.
+    /// Processes one record; returns whether there was one.
     fn step(&mut self, input: &mut Input<'_>) -> Option<()> {
         let [action] = input.bytes()?;
         match Action::ALL[usize::from(action) % Action::ALL.len()] {
@@ -257,7 +257,7 @@ impl Attack {
         let mut entries = Vec::new();
         for _ in 0..=count % 4 {
             let (offset, len) = (input.u16()?, input.u16()?);
-            // Mostly inside; both ends are within reach.
+            // Mostly inside; both ends can be reached.
             let offset = i64::from(offset as i16) % (2 * GRANTED as i64);
             let address = granted.address.wrapping_add_signed(offset);
             entries.push((address, u32::from(len) % (GRANTED as u32 + 2), 0));
@@ -274,7 +274,7 @@ impl Attack {
         Some(())
     }
 
-    /// The victim begins a transfer of `len` bytes, whose frame is taken.
+    /// Makes the victim begin a transfer of `len` bytes, and reads its frame.
     fn begin(&mut self, op: Op, len: usize) -> Option<()> {
         if !self.complete() {
             return None;
@@ -291,7 +291,7 @@ impl Attack {
             remote: theirs.at(0),
             len,
         };
-        // Refused once the memory is taken back.
+        // Refused once the memory is revoked.
         let transfer = self
             .victim
             .session
@@ -329,7 +329,7 @@ impl Attack {
             1 => Kind::WriteError,
             2 => Kind::Data,
             3 => Kind::ReadError,
-            // What is due.
+            // The expected chunk.
             _ if ours.op == Op::Read => Kind::Data,
             _ => Kind::Ack,
         };
@@ -350,20 +350,22 @@ impl Attack {
         self.send(&bytes);
     }
 
-    /// Sends bytes, and tells the model.
+    /// Sends bytes, through the model.
     fn send(&mut self, bytes: &[u8]) {
-        // Answers whose content depends on later bytes, or more than the window: they are taken first.
+        // Answers whose content depends on later bytes, or more than the window: they are read
+        // first.
         if self.model.needs_sync() && self.complete() {
             self.sync();
         }
         if self.model.verdict() == Verdict::GoesOn {
             self.model.feed(bytes);
-            // It may have closed in the middle.
+            // The victim may have closed in the middle.
             let _ = self.stream.write_all(bytes);
         }
     }
 
-    /// Completes the frame that was begun, so that others can follow. False if that is too long.
+    /// Completes the frame that was begun, so that others can follow. Returns false if it is too
+    /// long.
     fn complete(&mut self) -> bool {
         while self.model.verdict() == Verdict::GoesOn {
             let missing = self.model.missing();
@@ -380,7 +382,7 @@ impl Attack {
         true
     }
 
-    /// Takes the answers to everything that was sent, and compares them and the memory.
+    /// Reads the answers to everything sent, and compares them and the memory.
     fn sync(&mut self) {
         if self.model.verdict() != Verdict::GoesOn {
             return;
@@ -397,7 +399,7 @@ impl Attack {
             }
             self.model.answered(&header, &payload);
         }
-        // Answers of READs and refusals may come behind the Pong.
+        // Answers of READs and refusals may come after the Pong.
         while self.model.awaits_answers() {
             let (header, _, payload) = self.frame().expect("an answer to everything");
             self.model.answered(&header, &payload);
@@ -407,7 +409,7 @@ impl Attack {
         let _ = self.victim.session.notifications();
     }
 
-    /// Reads a frame; none if the victim has closed.
+    /// Reads a frame; `None` if the victim has closed.
     fn frame(&mut self) -> Option<(Header, Vec<u8>, Vec<u8>)> {
         loop {
             let head = self.read(HEADER_BYTES)?;
@@ -415,7 +417,7 @@ impl Attack {
             let header = Header::decode(head).expect("the victim is honest");
             let middle = self.read(header.middle_bytes())?;
             let payload = self.read(header.payload_on_wire() as usize)?;
-            // It asks for signs of life, and says which messages have come, when it likes.
+            // The victim sends pings, and reports received messages, at any time.
             let is_unasked = (header.kind, header.transfer) == (Kind::Ping, 0);
             if !is_unasked && header.kind != Kind::Received {
                 return Some((header, middle, payload));
@@ -434,15 +436,15 @@ impl Attack {
         }
     }
 
-    /// Ends the connection, or sees the victim end it.
+    /// Ends the connection, or observes the victim ending it.
     fn end(mut self) {
         if self.model.verdict() != Verdict::GoesOn {
             while self.frame().is_some() {}
         }
         drop(self.stream);
-        // The victim would wait for another stream.
+        // The victim would wait for the lane to reconnect.
         self.peer.disconnect();
-        // When this returns, nobody writes there any more.
+        // When this returns, nothing writes there any more.
         let _ = self.region.deregister();
         let memory = self.victim.memory.bytes(0, 3 * GRANTED);
         self.model.compare_at_end(&memory);

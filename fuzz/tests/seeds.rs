@@ -1,5 +1,5 @@
-//! The checks hold for every seed, for every seed with one bit changed or an end cut off, for every
-//! input that fuzzing has found, and for noise where that gets anywhere.
+//! Runs the checks for every seed, for every seed with one bit changed or an end cut off, for every
+//! input that fuzzing has found, and for noise where it gets past the first checks.
 
 use std::fs;
 use std::path::Path;

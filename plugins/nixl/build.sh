@@ -2,8 +2,8 @@
 # Builds the NIXL backend plugin: build.sh LIBTCPX_P2P.a OUT/libplugin_TCPX.so
 #
 # CXX, CXXFLAGS      the compiler (C++20, GCC 11 or later) and more flags for it
-# NIXL_INCLUDE_DIR   build against NIXL's own headers instead of nixl_abi.h: one or more folders, separated
-#                    by colons, that hold nixl_types.h and what it includes (abseil among them)
+# NIXL_INCLUDE_DIR   build against NIXL's own headers instead of nixl_abi.h: one or more folders,
+#                    separated by colons, that contain nixl_types.h and its includes (with abseil)
 set -euo pipefail
 
 if [ $# -ne 2 ]; then
@@ -25,10 +25,12 @@ if [ -n "${NIXL_INCLUDE_DIR:-}" ]; then
   for folder in "${folders[@]}"; do flags+=(-isystem "$folder"); done
 fi
 read -ra more <<<"${CXXFLAGS:-}"
+versions=$(grep -v '^#' "$here/versions")
+flags+=("-DTCPX_NIXL_VERSIONS=\"${versions%%$'\n'*} to ${versions##*$'\n'}\"")
 
 mkdir -p "$(dirname "$out")"
-# The plugin stays loaded for as long as the process lives: its threads may outlive a dlclose.
+# Keeps the plugin loaded for the lifetime of the process: its threads may outlive a dlclose.
 "${cxx[@]}" "${flags[@]}" "${more[@]}" -I "$here/../../crates/capi/include" \
-  "$here/plugin.cpp" "$here/engine.cpp" "$archive" -shared -o "$out" \
+  "$here"/{plugin,engine,standin,host_abi}.cpp "$archive" -shared -o "$out" \
   -Wl,-z,nodelete -Wl,-z,relro -Wl,-z,now -Wl,--version-script="$here/plugin.map" -Wl,--exclude-libs,ALL \
   -Wl,--gc-sections -Wl,--as-needed -Wl,--no-undefined -Wl,--strip-debug -lm

@@ -5,17 +5,35 @@
 #include <stdexcept>
 #include <vector>
 
+#include "standin.h"
+
 namespace tcpx {
+
+// NIXL's description of a region, the same at its owner and at peers.
+struct Kind {
+    Kind(const nixl::Mem &type, std::uint64_t device)
+        : memory(type == nixl::VRAM ? TCPX_MEMORY_CUDA : TCPX_MEMORY_HOST),
+          // NIXL's device has no meaning for host memory.
+          device(type == nixl::VRAM ? static_cast<std::uint32_t>(device) : 0)
+    {
+    }
+    std::uint32_t memory;
+    std::uint32_t device;
+};
 
 // Memory of this agent, as a transfer's local side.
 class LocalMD final : public nixl::BackendMD {
 public:
-    explicit LocalMD(Region region) : nixl::BackendMD(true), region(std::move(region)) {}
+    LocalMD(Region region, Kind kind)
+        : nixl::BackendMD(true), region(std::move(region)), kind(kind)
+    {
+    }
     static const LocalMD &of(const nixl::BackendMD *md) { return *static_cast<const LocalMD *>(md); }
     const Region region;
+    const Kind kind;
 };
 
-// Memory of a peer, or of this agent when it transfers to itself, as a transfer's remote side.
+// Memory of a peer, or of this agent for transfers to itself, as a transfer's remote side.
 class RemoteMD final : public nixl::BackendMD {
 public:
     explicit RemoteMD(RemoteRegion region) : nixl::BackendMD(false), region(std::move(region)) {}
@@ -35,10 +53,10 @@ public:
 
 namespace {
 
-// The one setting that is the agent's: its name.
+// The one setting that NIXL determines: the agent's name.
 constexpr const char *NAME = "name";
 
-// The one place where the library's answers become NIXL's.
+// Converts the library's status into NIXL's. No other code does.
 nixl::Status status(tcpx_status status)
 {
     switch (status) {
@@ -58,8 +76,8 @@ nixl::Status status(tcpx_status status)
     case TCPX_ERROR_ABORTED:
         return nixl::CANCELED;
     case TCPX_ERROR_DISCONNECTED:
-    // The peer is not what its metadata says any more. An agent that ends deregisters its memory before it hangs
-    // up, and NIXL wants one answer for both: forget the peer, load its metadata again.
+    // The peer no longer matches its metadata. An agent that ends deregisters its memory before it
+    // disconnects, and NIXL expects one status for both: remove the peer, load its metadata again.
     case TCPX_ERROR_REGION_GONE:
         return nixl::REMOTE_DISCONNECT;
     case TCPX_ERROR_INTERNAL:
@@ -75,7 +93,7 @@ nixl::Status status(tcpx_status status)
     return nixl::UNKNOWN;
 }
 
-// As above; NIXL passes on the number only, so the words go to the log.
+// Converts a status and logs the message, since NIXL returns only the status.
 nixl::Status reported(const char *what, tcpx_status result)
 {
     if (result != TCPX_OK) {
@@ -84,7 +102,17 @@ nixl::Status reported(const char *what, tcpx_status result)
     return status(result);
 }
 
-// Runs a method: what the C++ library throws (out of memory) does not reach the agent, which catches nothing.
+// Does the same for data from a peer: under the name UCX, NIXL's own UCX may have sent it.
+nixl::Status reported_foreign(const char *what, tcpx_status result, bool as_ucx)
+{
+    if (as_ucx && result == TCPX_ERROR_INVALID_ARGUMENT) {
+        tcpx_log_warning(what, standin::MIXED);
+        return nixl::MISMATCH;
+    }
+    return reported(what, result);
+}
+
+// Runs a method and catches exceptions of the C++ library (out of memory): the agent catches none.
 template <typename Method>
 nixl::Status guarded(Method method) noexcept
 {
@@ -95,8 +123,8 @@ nixl::Status guarded(Method method) noexcept
     }
 }
 
-// Says whether the session belongs to this process, and reports where it does not: a forked child
-// must not wait for locks that its parent's threads held. Asked before any lock is taken.
+// Returns whether the session belongs to this process, and reports it if not: a forked child must
+// not wait for locks that its parent's threads held. Called before any lock is taken.
 bool is_here(const tcpx_session *session)
 {
     const auto result = tcpx_session_check(session);
@@ -113,11 +141,19 @@ void require(tcpx_status status)
     }
 }
 
-Config config_for(const nixl::InitParams &params)
+// Creates the session's configuration. Adds UCX parameters without a meaning here to `unused`.
+Config config_for(const nixl::InitParams &params, std::string &unused)
 {
     Config config;
     require(tcpx_config_from_env(out(config)));
+    const bool as_ucx = params.type == standin::UCX;
+    if (as_ucx) {
+        unused = standin::apply(*params.customParams, config.get());
+    }
     for (const auto &[key, value] : *params.customParams) {
+        if (as_ucx && standin::knows(key)) {
+            continue;
+        }
         if (key == NAME) {
             throw std::runtime_error("the parameter \"name\" cannot be set: a session has its agent's name");
         }
@@ -139,24 +175,24 @@ nixl::Params rows_of(const tcpx_config *config)
     return rows;
 }
 
-// The remote side of a transfer, from what getPublicData gave its owner.
-nixl::Status load_descriptor(const std::string &descriptor, nixl::BackendMD *&md)
+// Creates the remote side of a transfer from a region that was read.
+nixl::Status loaded(tcpx_status result, RemoteRegion region, bool as_ucx, nixl::BackendMD *&md)
 {
-    RemoteRegion region;
-    const auto result =
-        tcpx_remote_region_from_bytes(descriptor.data(), descriptor.size(), out(region));
     if (result == TCPX_OK) {
         md = new RemoteMD(std::move(region));
     }
-    return reported("cannot load a peer's memory", result);
+    return reported_foreign("cannot load a peer's memory", result, as_ucx);
 }
 
 }  // namespace
 
-Engine::Engine(const nixl::InitParams *params) : nixl::BackendEngine(params)
+Engine::Engine(const nixl::InitParams *params)
+    : nixl::BackendEngine(params), as_ucx_(params->type == standin::UCX)
 {
-    const Config config = config_for(*params);
+    std::string unused;
+    const Config config = config_for(*params, unused);
     require(tcpx_session_new(config.get(), out(session_)));
+    standin::report_unused(unused);
     Peer self;
     require(tcpx_session_own_peer(session_.get(), out(self)));
     self_ = std::move(self);
@@ -170,13 +206,17 @@ Engine::~Engine() = default;
 
 nixl::Params Engine::options()
 {
-    // With the environment, so that passing the options back does not undo it. Creating an engine reports
-    // an environment that cannot be used.
+    // Includes the environment, so that passing the options back does not undo it. Creating an
+    // engine reports an invalid environment.
     Config config;
     if (tcpx_config_from_env(out(config)) != TCPX_OK) {
         require(tcpx_config_defaults(out(config)));
     }
-    return rows_of(config.get());
+    nixl::Params rows = rows_of(config.get());
+    if (standin::loaded_as() == standin::UCX) {
+        rows.merge(standin::options());
+    }
+    return rows;
 }
 
 // Memory
@@ -188,14 +228,13 @@ nixl::Status Engine::registerMem(const nixl::BlobDesc &mem, const nixl::Mem &typ
         if (type != nixl::DRAM && type != nixl::VRAM) {
             return nixl::NOT_SUPPORTED;
         }
-        const bool on_gpu = type == nixl::VRAM;
+        const Kind kind(type, mem.devId);
         Region region;
-        const auto result = tcpx_session_register(
-            session_.get(), reinterpret_cast<void *>(mem.addr), mem.len,
-            on_gpu ? TCPX_MEMORY_CUDA : TCPX_MEMORY_HOST,
-            on_gpu ? static_cast<std::uint32_t>(mem.devId) : 0, tcpx::out(region));
+        const auto result =
+            tcpx_session_register(session_.get(), reinterpret_cast<void *>(mem.addr), mem.len,
+                                  kind.memory, kind.device, tcpx::out(region));
         if (result == TCPX_OK) {
-            out = new LocalMD(std::move(region));
+            out = new LocalMD(std::move(region), kind);
         }
         return reported("cannot register memory", result);
     });
@@ -211,7 +250,10 @@ nixl::Status Engine::getPublicData(const nixl::BackendMD *md, std::string &out) 
 {
     return guarded([&] {
         Bytes descriptor;
-        const auto result = tcpx_region_descriptor(LocalMD::of(md).region.get(), descriptor.out());
+        // The short descriptor: address, length and kind are in NIXL's own part of the metadata.
+        const auto &local = LocalMD::of(md);
+        const auto result = tcpx_region_short_descriptor(local.region.get(), local.kind.memory,
+                                                         local.kind.device, descriptor.out());
         if (result == TCPX_OK) {
             out = descriptor.str();
         }
@@ -222,16 +264,23 @@ nixl::Status Engine::getPublicData(const nixl::BackendMD *md, std::string &out) 
 nixl::Status Engine::loadLocalMD(nixl::BackendMD *in, nixl::BackendMD *&out)
 {
     return guarded([&] {
-        std::string descriptor;
-        const auto result = getPublicData(in, descriptor);
-        return result == nixl::SUCCESS ? load_descriptor(descriptor, out) : result;
+        RemoteRegion region;
+        const auto result = tcpx_region_as_remote(LocalMD::of(in).region.get(), tcpx::out(region));
+        return loaded(result, std::move(region), as_ucx_, out);
     });
 }
 
-nixl::Status Engine::loadRemoteMD(const nixl::BlobDesc &in, const nixl::Mem &, const std::string &,
-                                  nixl::BackendMD *&out)
+nixl::Status Engine::loadRemoteMD(const nixl::BlobDesc &in, const nixl::Mem &type,
+                                  const std::string &, nixl::BackendMD *&out)
 {
-    return guarded([&] { return load_descriptor(in.metaInfo, out); });
+    return guarded([&] {
+        const Kind kind(type, in.devId);
+        RemoteRegion region;
+        const auto result =
+            tcpx_remote_region_from_short(in.metaInfo.data(), in.metaInfo.size(), in.addr, in.len,
+                                          kind.memory, kind.device, tcpx::out(region));
+        return loaded(result, std::move(region), as_ucx_, out);
+    });
 }
 
 nixl::Status Engine::unloadMD(nixl::BackendMD *md)
@@ -248,7 +297,7 @@ nixl::Status Engine::getConnInfo(std::string &out) const
         Bytes info;
         const auto result = tcpx_session_connection_info(session_.get(), info.out());
         if (result == TCPX_OK) {
-            out = info.str();
+            out = as_ucx_ ? standin::wrap(info.str()) : info.str();
         }
         return reported("cannot describe the session", result);
     });
@@ -258,13 +307,14 @@ nixl::Status Engine::loadRemoteConnInfo(const std::string &agent, const std::str
 {
     return guarded([&] {
         Peer peer;
+        const auto own = as_ucx_ ? standin::unwrap(info) : std::string_view(info);
         const auto result =
-            tcpx_session_add_peer(session_.get(), info.data(), info.size(), out(peer));
+            tcpx_session_add_peer(session_.get(), own.data(), own.size(), out(peer));
         if (result == TCPX_OK) {
             const std::unique_lock lock(peers_lock_);
             peers_.insert_or_assign(agent, std::move(peer));
         }
-        return reported("cannot load a peer", result);
+        return reported_foreign("cannot load a peer", result, as_ucx_);
     });
 }
 
@@ -279,7 +329,8 @@ Engine::SharedPeer Engine::peer(const std::string &agent) const
             return known->second;
         }
     }
-    // Its memory may have been loaded without its connection info: then it has connected to us, or not yet.
+    // Its memory may have been loaded without its connection info: then it has connected to this
+    // agent, or will.
     Peer found;
     (void)tcpx_session_find_peer(session_.get(), agent.c_str(), out(found));
     return found;
@@ -295,7 +346,7 @@ nixl::Status Engine::connect(const std::string &agent)
         if (!peer) {
             return nixl::NOT_FOUND;
         }
-        // Ends by the setting connect_timeout.
+        // Limited by the setting connect_timeout.
         constexpr auto forever = std::numeric_limits<std::uint64_t>::max();
         return reported("cannot connect", tcpx_peer_connect(peer.get(), forever));
     });
@@ -399,11 +450,11 @@ nixl::Status Engine::checkXfer(nixl::BackendReqH *handle) const
 nixl::Status Engine::releaseReqH(nixl::BackendReqH *handle) const
 {
     (void)guarded([&] {
-        // What a forked child has inherited is its parent's.
+        // Objects inherited by a forked child belong to its parent.
         if (tcpx_session_check(session_.get()) == TCPX_ERROR_FORKED) {
             return nixl::SUCCESS;
         }
-        // Ends, and is aborted if need be, after the lock was given back.
+        // Destroyed, and aborted if needed, after the lock is released.
         const auto request = [&] {
             const std::lock_guard lock(requests_lock_);
             return requests_.extract(handle);
@@ -436,7 +487,7 @@ nixl::Status Engine::getNotifs(nixl::NotifList &out)
 {
     const auto add = [](void *list, const char *from, std::size_t from_len, const std::uint8_t *message,
                         std::size_t message_len) {
-        // Out of memory: the message is lost, the process goes on.
+        // Out of memory: the message is lost, the process continues.
         (void)guarded([&] {
             static_cast<nixl::NotifList *>(list)->emplace_back(
                 std::string(from, from_len),
@@ -461,7 +512,7 @@ nixl::Status Engine::genNotif(const std::string &agent, const std::string &messa
         const auto result =
             tcpx_session_notify(session_.get(), peer.get(), message.data(), message.size());
         const auto answer = reported("cannot send a notification", result);
-        // The peer does not keep up; no transfer is in question.
+        // The peer does not keep up; no transfer is involved.
         return result == TCPX_ERROR_BUSY ? nixl::NOT_ALLOWED : answer;
     });
 }

@@ -1,5 +1,5 @@
-// A NIXL backend engine that is one tcpx session. Everything here is conversion: what a call means, and who
-// may do what when, is decided in the library.
+// A NIXL backend engine over one tcpx session. It only converts calls: the library decides what
+// they mean and when they are allowed.
 #pragma once
 
 #include <memory>
@@ -17,11 +17,11 @@ class Request;
 
 class Engine final : public nixl::BackendEngine {
 public:
-    // Throws std::runtime_error with the words for the user.
+    // Throws std::runtime_error with a message for the user.
     explicit Engine(const nixl::InitParams *params);
     ~Engine() override;
 
-    // The settings, with the values that they have when nothing is said.
+    // Returns the settings with their defaults; loaded as UCX, UCX's too.
     static nixl::Params options();
     static nixl::MemList memories() { return {nixl::DRAM, nixl::VRAM}; }
 
@@ -67,16 +67,18 @@ public:
 private:
     using SharedPeer = std::shared_ptr<tcpx_peer>;
 
-    // The peer that an agent's name stands for now; none if there is none.
+    // Returns the current peer of an agent's name; null if there is none.
     SharedPeer peer(const std::string &agent) const;
 
+    // Whether it stands in for NIXL's UCX backend: created under that name.
+    const bool as_ucx_;
     Session session_;
     SharedPeer self_;
 
     mutable std::shared_mutex peers_lock_;
     std::unordered_map<std::string, SharedPeer> peers_;
 
-    // Every request that was not released: agents leave theirs behind when they end.
+    // Every request that was not released: agents do not release theirs when they end.
     mutable std::mutex requests_lock_;
     mutable std::unordered_map<nixl::BackendReqH *, std::unique_ptr<Request>> requests_;
 };

@@ -1,4 +1,4 @@
-// The C library's handles, owned.
+// Owning wrappers of the C library's handles.
 #pragma once
 
 #include <memory>
@@ -24,7 +24,7 @@ using Region = std::unique_ptr<tcpx_region, Freed<tcpx_region_free>>;
 using RemoteRegion = std::unique_ptr<tcpx_remote_region, Freed<tcpx_remote_region_free>>;
 using Transfer = std::unique_ptr<tcpx_transfer, Freed<tcpx_transfer_free>>;
 
-// Receives a handle: an argument for an output of the library, as std::out_ptr is from C++23 on.
+// Receives a handle: an argument for an output of the library, like std::out_ptr of C++23.
 template <typename Owner>
 class Out {
 public:
@@ -46,7 +46,7 @@ Out<Owner> out(Owner &owner)
     return Out<Owner>(owner);
 }
 
-// Bytes that the library made.
+// Bytes allocated by the library.
 class Bytes {
 public:
     Bytes() = default;

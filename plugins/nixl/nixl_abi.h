@@ -1,9 +1,9 @@
-// What a NIXL 1.x backend plugin looks like from libnixl's side: the shapes and the order of everything that
-// crosses between the two, so that the plugin builds on a machine that has no NIXL sources.
+// The interface of a NIXL 1.x backend plugin: the types shared by libnixl and a plugin, so that the
+// plugin builds without NIXL sources.
 //
-// Only layout matters here: sizes, offsets, and the order of virtual functions. The asserts at the end
-// pin them to what libnixl 1.0 to 1.5 does on x86-64. With TCPX_NIXL_HEADERS defined, NIXL's own headers
-// provide the same names and the compiler does the checking instead.
+// Only the layout matters here: sizes, offsets, and the order of virtual functions. The asserts at
+// the end match libnixl 1.0 to 1.5 on x86-64. With TCPX_NIXL_HEADERS defined, NIXL's own headers
+// provide the same names and the compiler checks them instead.
 #pragma once
 
 #ifdef TCPX_NIXL_HEADERS
@@ -30,6 +30,7 @@ inline constexpr Status NOT_POSTED = NIXL_ERR_NOT_POSTED;
 inline constexpr Status INVALID_PARAM = NIXL_ERR_INVALID_PARAM;
 inline constexpr Status BACKEND = NIXL_ERR_BACKEND;
 inline constexpr Status NOT_FOUND = NIXL_ERR_NOT_FOUND;
+inline constexpr Status MISMATCH = NIXL_ERR_MISMATCH;
 inline constexpr Status NOT_ALLOWED = NIXL_ERR_NOT_ALLOWED;
 inline constexpr Status REPOST_ACTIVE = NIXL_ERR_REPOST_ACTIVE;
 inline constexpr Status UNKNOWN = NIXL_ERR_UNKNOWN;
@@ -95,7 +96,7 @@ using MemList = std::vector<Mem>;
 using NotifList = std::vector<std::pair<std::string, std::string>>;
 using QueryAnswer = std::optional<Params>;
 
-// Handed to the agent as tokens: it compares them and gives them back, and looks inside none.
+// Opaque to the agent, which compares them and passes them back.
 class BackendMD {
 public:
     explicit BackendMD(bool is_private) : is_private_(is_private) {}
@@ -128,7 +129,7 @@ struct BlobDesc : BasicDesc {
     std::string metaInfo;
 };
 
-// A view of the agent's lists, which have virtual functions of their own: read, never made.
+// A view of the agent's lists, which have virtual functions of their own: read, never created.
 template <typename Desc>
 class DescList {
 public:
@@ -155,7 +156,7 @@ struct OptionalArgs {
     std::string customParam;
 };
 
-// The agent's own options; not looked into.
+// The agent's own options; opaque here.
 struct AgentOptions;
 
 struct InitParams {
@@ -168,8 +169,8 @@ struct InitParams {
     bool enableTelemetry;
 };
 
-// The base of an engine. libnixl reads backendType, customParams and initErr where they lie, and calls
-// the virtual functions by their position.
+// The base class of an engine. libnixl reads backendType, customParams and initErr at their
+// offsets, and calls the virtual functions by position.
 class BackendEngine {
 public:
     explicit BackendEngine(const InitParams *params)
@@ -247,12 +248,12 @@ private:
 
     std::string backend_type_;
     Params custom_params_;
-    // Drained by nobody: stays empty.
+    // Never drained (tests/nixl/test_telemetry.py): stays empty.
     std::vector<TelemetryEvent *> telemetry_events_;
     std::mutex telemetry_mutex_;
 
 protected:
-    // Adds to what get_backend_params shows.
+    // Adds to the result of get_backend_params.
     Status setInitParam(const std::string &key, const std::string &value)
     {
         return custom_params_.emplace(key, value).second ? SUCCESS : NOT_ALLOWED;

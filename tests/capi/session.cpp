@@ -1,4 +1,4 @@
-// The C++ classes: two sessions in one process, every method, and what happens when things go wrong.
+// Tests the C++ classes: two sessions in one process, every method, and failures.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -124,7 +124,7 @@ int main()
     }
     CHECK(notes.size() == 1 && notes[0].message == std::string("a\0b", 3));
 
-    // What cannot be.
+    // Invalid calls.
     CHECK(status_of([&] { transfer.read(mine, size, descriptor, 0, 1); }) == TCPX_ERROR_INVALID_ARGUMENT);
     CHECK(status_of([&] { transfer.read(999, 0, descriptor, 0, 1); }) == TCPX_ERROR_NOT_FOUND);
     bob.deregisterMemory(theirs);
@@ -133,7 +133,7 @@ int main()
     CHECK(status_of([&] { reading.wait(patience); }) == TCPX_ERROR_REGION_GONE);
     CHECK(status_of([&] { reading.isComplete(); }) == TCPX_ERROR_REGION_GONE);
 
-    // A receive that nobody sends for: given up by release, and by the destructor.
+    // A receive without a send: dropped by release, and by the destructor.
     tcpx::Transfer never = alice.createTransfer("b");
     never.postRecv(back_id, 0, size, 1234);
     CHECK(!never.isComplete());
@@ -142,7 +142,8 @@ int main()
     never.postRecv(back_id, 0, size, 1235);
     alice.disconnect("b");
 
-    // A session that has ended serves nothing, also while a transfer still refers to it; who waits in it learns of the end.
+    // A closed session serves nothing, even while a transfer still refers to it; blocked calls
+    // learn of the end.
     std::vector<std::uint8_t> closed(size);
     std::unique_ptr<tcpx::Transfer> survivor;
     std::optional<tcpx::MemoryDescriptor> offered;

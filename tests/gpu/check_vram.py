@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Moves GPU memory between two processes on loopback and compares every byte of both after each transfer.
+"""Moves GPU memory between two processes on loopback and compares every byte after each transfer.
 
 DRAM and VRAM in every combination, READ and WRITE, all alignments, odd sizes, lists that mix both kinds, posting again,
 release in flight; with torch's caching allocator, with cudaMallocAsync and with expandable segments. Uses NIXL with the
@@ -28,13 +28,13 @@ ALLOCATORS = {
 VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 NOTHING = 3
 
-# Above what allocators and drivers keep for later.
+# More than allocators and drivers keep cached.
 GPU_NOISE = 16 << 20
 HOST_NOISE = 16 << 20
 
 
 class Check:
-    """Both sides, and what is tried with them."""
+    """Both sides, and the checks with them."""
 
     def __init__(self, engine, device):
         from side import Other, Side
@@ -47,7 +47,7 @@ class Check:
         self.transfers = 0
 
     def poison(self, names):
-        """All bytes of the named blocks, different ones on both sides; what they are now."""
+        """Fills the named blocks with different bytes on both sides; returns the new bytes."""
         self.mine.fill(names, self.seed)
         self.other.fill(names, self.seed + 1)
         self.seed += 2
@@ -69,7 +69,7 @@ class Check:
                     )
 
     def run(self, what, op, segments, request=None):
-        """One transfer, all bytes of the blocks that it touches compared."""
+        """Performs one transfer and compares all bytes of the blocks that it touches."""
         names = sorted({row[0] for row in segments} | {row[2] for row in segments})
         mine, theirs = self.poison(names)
         move(op, mine, theirs, segments)
@@ -82,7 +82,7 @@ class Check:
             self.engine.release(own)
 
     def lists(self, quick):
-        """Every list in every combination of memory."""
+        """Moves every list in every combination of memory."""
         from lists import everything
         from side import SMALL
 
@@ -94,7 +94,7 @@ class Check:
                         self.run(f"{name}, {own} and {other}", op, [(own, a, other, b, n) for a, b, n in rows])
 
     def mixed(self):
-        """One list with all four combinations."""
+        """Moves one list with all four combinations."""
         from lists import scattered
         from side import SMALL
 
@@ -103,7 +103,7 @@ class Check:
         for op in ("WRITE", "READ"):
             for seed in range(3):
                 rows = scattered(quarter, 200, seed)
-                # Each combination has a quarter of both blocks to itself: nothing overlaps.
+                # Each combination has a quarter of both blocks: nothing overlaps.
                 segments = [
                     (own, index * quarter + a, other, index * quarter + b, n)
                     for a, b, n in rows
@@ -112,7 +112,7 @@ class Check:
                 self.run("a mixed list", op, segments)
 
     def large(self, quick):
-        """Memory that the allocator may have mapped in several pieces."""
+        """Moves memory that the allocator may have mapped in several pieces."""
         from lists import blocks
         from side import LARGE
 
@@ -124,7 +124,7 @@ class Check:
                 self.run(f"16 KiB blocks, {own} and {other}", op, rows)
 
     def repost(self):
-        """The same request with new bytes."""
+        """Posts the same request with new bytes."""
         from lists import scattered
         from side import SMALL
 
@@ -136,7 +136,7 @@ class Check:
             self.engine.release(request)
 
     def together(self):
-        """Many requests in flight at once, each in its own part of the blocks."""
+        """Has many requests in flight at once, each in its own part of the blocks."""
         from side import SMALL
 
         count = 16
@@ -159,7 +159,8 @@ class Check:
         self.expect("many at once", mine, theirs)
 
     def released(self, rounds):
-        """A request is released in flight: nothing but its own bytes changes, and its memory is free at once."""
+        """Releases a request in flight: only its own bytes change, and its memory is free at
+        once."""
         import numpy as np
 
         from memory import GUARD, pattern
@@ -175,7 +176,7 @@ class Check:
             self.engine.release(request)
             self.transfers += 1
             if op == "READ":
-                # Released memory is the application's again: nothing lands in it any more.
+                # Released memory belongs to the application again: nothing lands in it any more.
                 fresh = {"vram-large": pattern(9999 + index, LARGE + 2 * GUARD)}
                 self.mine.blocks["vram-large"].write(fresh["vram-large"])
                 self.run("a transfer after a released one", "READ", [("vram", 0, "dram", 0, 1 << 20)])
@@ -199,7 +200,8 @@ class Check:
         for index in range(count):
             if index == count // 5:
                 before = self.mine.usage(), self.other.usage()
-            # What every lane makes with its first transfer is made in the first fifth, which has large ones only.
+            # Resources that every lane creates with its first transfer are created in the first
+            # fifth, which has only large ones.
             size = SMALL - 64 if index < count // 5 else 1 + (index * 7919) % (1 << 20)
             self.mine.add("passing", size, True)
             segments = [("passing", 0, "vram", 5, size)]
@@ -224,7 +226,8 @@ class Check:
         return "; ".join(words)
 
     def passing(self, op, size):
-        """As `run`, with memory that the other side does not have a block of the same name for."""
+        """Does what `run` does, with memory for which the other side has no block of the same
+        name."""
         from memory import GUARD, pattern
 
         block = self.mine.blocks["passing"]
@@ -243,7 +246,7 @@ class Check:
 
 
 def move(op, mine, theirs, segments):
-    """Does in `mine` and `theirs` what the transfer does to the blocks."""
+    """Applies the effect of the transfer on the blocks to `mine` and `theirs`."""
     from memory import GUARD
 
     for own, a, other, b, n in segments:
@@ -256,7 +259,7 @@ def move(op, mine, theirs, segments):
 
 
 def check(engine, allocator, device, quick, leak):
-    """All of it, with one engine and one allocator; prints a line for each part."""
+    """Runs all checks with one engine and one allocator; prints a line per part."""
     import memory
 
     started = time.monotonic()
@@ -325,7 +328,7 @@ def main():
         runs += [(engine, allocator) for allocator in (allocators[:1] if arguments.host else allocators)]
     if not runs:
         return NOTHING
-    # A leak is seen in what the whole GPU has left: one at a time then.
+    # A leak shows in the free memory of the whole GPU: so one at a time.
     with ThreadPoolExecutor(1 if arguments.leak else len(runs)) as pool:
         outcomes = list(pool.map(lambda run: start(*run, arguments.host), runs))
     failed = not all(outcomes)
@@ -334,7 +337,7 @@ def main():
 
 
 def start(engine, allocator, host):
-    """Checks in a process of its own: torch reads which allocator to use when it is imported."""
+    """Checks in a process of its own: torch selects its allocator when it is imported."""
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     if ALLOCATORS[allocator]:
         environment[VARIABLE] = ALLOCATORS[allocator]
@@ -346,7 +349,8 @@ def start(engine, allocator, host):
 
 
 def no_gpu(device):
-    """Why GPU memory cannot be had; None when it can. In a process of its own: CUDA starts once in each."""
+    """Returns why GPU memory is not available; None if it is. In a process of its own: CUDA
+    starts once in each."""
     code = (
         "import sys, torch\n"
         "count = torch.cuda.device_count()\n"

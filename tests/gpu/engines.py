@@ -22,11 +22,11 @@ NAMES = ("nixl", "c")
 
 
 def missing(name):
-    """Why an engine cannot be used here; None when it can."""
+    """Returns why an engine cannot be used here; None if it can."""
     if name == "c":
-        return None if LIBRARY.is_file() else f"{LIBRARY} is not there"
+        return None if LIBRARY.is_file() else f"{LIBRARY} does not exist"
     if not (PLUGINS / "libplugin_TCPX.so").is_file():
-        return f"{PLUGINS}/libplugin_TCPX.so is not there"
+        return f"{PLUGINS}/libplugin_TCPX.so does not exist"
     try:
         import nixl._api  # noqa: F401
     except Exception as error:  # A NIXL that does not load fails in many ways.
@@ -39,7 +39,8 @@ def make(name, title):
 
 
 class Nixl:
-    """An agent. NIXL's lists are of one kind of memory each: a mixed request is several of its requests."""
+    """An agent. Each list of NIXL has one kind of memory: a mixed request is several of its
+    requests."""
 
     def __init__(self, title):
         from nixl._api import nixl_agent, nixl_agent_config

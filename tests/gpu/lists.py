@@ -1,4 +1,4 @@
-"""Lists of segments: (own offset, remote offset, length) within blocks of `size` bytes; no two overlap on either side."""
+"""Lists of segments within blocks of `size` bytes: (own offset, remote offset, length), not overlapping."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ SIZES = [1, 2, 3, 7, 8, 9, 15, 16, 17, 63, 255, 256, 257, 4095, 4096, 4097, 6553
 
 
 def alignments(size, lengths):
-    """Every pair of alignments to 16 bytes, for each of the lengths."""
+    """Returns every pair of alignments to 16 bytes, for each of the lengths."""
     slot = 512
     rows = []
     places = np.random.default_rng(1).permutation(size // slot)
@@ -19,7 +19,8 @@ def alignments(size, lengths):
 
 
 def scattered(size, count, seed):
-    """Random lengths in random places of both sides, in random orders, with gaps between them."""
+    """Returns random lengths at random positions of both sides, in random orders, with gaps
+    between them."""
     rng = np.random.default_rng(seed)
     slot = size // count
     lengths = rng.integers(1, slot + 1, count)
@@ -28,13 +29,13 @@ def scattered(size, count, seed):
 
 
 def blocks(size, block):
-    """Equal blocks that fill both sides, shuffled, as a KV cache has them."""
+    """Returns equal blocks that fill both sides, shuffled, like a KV cache."""
     order = np.random.default_rng(block).permutation(size // block)
     return [(index * block, int(other) * block, block) for index, other in enumerate(order)]
 
 
 def mixture(size):
-    """Few large segments, and many small ones between them."""
+    """Returns few large segments, and many small ones between them."""
     rows, at = [], 3
     for index in range(40):
         length = 70_001 if index % 10 == 0 else 1 + index * 37
@@ -45,7 +46,7 @@ def mixture(size):
 
 
 def everything(size):
-    """Names and lists, all for blocks of `size` bytes."""
+    """Returns names and lists, all for blocks of `size` bytes."""
     singles = [(f"{n} bytes", [(13, size - n - 5, n)]) for n in SIZES]
     return singles + [
         ("all alignments", alignments(size, (1, 5, 16, 33, 333))),

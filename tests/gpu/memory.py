@@ -9,7 +9,7 @@ GUARD = 4096
 
 
 def pattern(seed, size):
-    """Bytes that no other seed gives."""
+    """Returns bytes that are unique to the seed."""
     return np.frombuffer(np.random.Generator(np.random.SFC64(seed)).bytes(size), dtype=np.uint8)
 
 
@@ -31,7 +31,7 @@ class Host:
 
 
 class Vram:
-    """A tensor of torch's, from whichever allocator it was told to use."""
+    """A tensor of torch's, from the selected allocator."""
 
     on_gpu = True
 
@@ -44,9 +44,9 @@ class Vram:
         self.address = self.tensor.data_ptr() + GUARD
 
     def write(self, content):
-        # A tensor must not be made of memory that cannot be written, as `pattern` gives.
+        # A tensor cannot be made of read-only memory, as `pattern` returns it.
         self.tensor.copy_(self.torch.from_numpy(np.array(content)))
-        # Transfers do not wait for torch's streams: what they shall see must be there.
+        # Transfers do not wait for torch's streams: the bytes must be written before.
         self.torch.cuda.synchronize()
 
     def read(self):
@@ -54,7 +54,7 @@ class Vram:
 
 
 def allocator(wanted):
-    """Makes sure that torch uses the allocator it was told to; a wrong one would check another thing."""
+    """Checks that torch uses the selected allocator; with another one the checks would be wrong."""
     import torch
 
     backend = torch.cuda.get_allocator_backend()
@@ -67,7 +67,7 @@ def allocator(wanted):
 
 
 def usage(device):
-    """Bytes resident, open descriptors, and free bytes of the GPU (None: no GPU)."""
+    """Returns resident bytes, open descriptors, and free bytes of the GPU (None: no GPU)."""
     with open("/proc/self/statm") as statm:
         resident = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     descriptors = len(os.listdir("/proc/self/fd")) - 1
@@ -81,7 +81,7 @@ def usage(device):
 
 
 def trim():
-    """Gives memory back that only caches hold, so that what is left is in use."""
+    """Frees memory that only caches hold, so that what is left is in use."""
     import gc
     import sys
 

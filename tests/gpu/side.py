@@ -1,4 +1,5 @@
-"""One end of the transfers: an engine and its blocks; the other end is the same in a process of its own."""
+"""One end of the transfers: an engine and its blocks; the other end is the same in another
+process."""
 
 import ctypes
 import multiprocessing
@@ -11,13 +12,13 @@ import memory
 CONTEXT = multiprocessing.get_context("spawn")
 
 SMALL = 4 << 20
-# Several pieces of physical memory, where the allocator maps them one by one.
+# Several pieces of physical memory, if the allocator maps them one by one.
 LARGE = 48 << 20
 BLOCKS = {"dram": SMALL, "vram": SMALL, "dram-large": LARGE, "vram-large": LARGE}
 
 
 class Side:
-    """`device` None: what should be on a GPU lies in the host."""
+    """`device` None: GPU memory is replaced by host memory."""
 
     def __init__(self, engine, title, device):
         self.device = device
@@ -38,7 +39,7 @@ class Side:
         del self.blocks[name]
 
     def fill(self, names, seed):
-        """Every byte, also of the guards."""
+        """Returns every byte, including the guards."""
         for index, name in enumerate(sorted(names)):
             block = self.blocks[name]
             block.write(memory.pattern(seed * 100 + index, block.size + 2 * memory.GUARD))

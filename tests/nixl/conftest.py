@@ -1,4 +1,4 @@
-"""Tests of the TCPX backend with a real NIXL: agents in this process and in others, never more than loopback.
+"""Tests of the TCPX backend with a real NIXL: agents in this process and in others, on loopback.
 
 `scripts/test-nixl` runs them with the oldest and the newest NIXL. NIXL_PLUGIN_DIR is the folder with the plugin
 to test, TCPX the command; both default to what `make dist` makes.
@@ -9,6 +9,7 @@ import faulthandler
 import importlib.metadata
 import os
 import pathlib
+import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -23,24 +24,24 @@ import pytest
 from endpoint import DONE, Endpoint, moved
 from peer import Peer
 
-NIXL = tuple(int(part) for part in importlib.metadata.version("nixl-cu12").split(".")[:3])
+NIXL = tuple(int(part) for part in importlib.metadata.version("nixl").split(".")[:3])
 
 PLUGIN = pathlib.Path(os.environ["NIXL_PLUGIN_DIR"]) / "libplugin_TCPX.so"
 CLI = os.environ.get("TCPX", str(ROOT / "dist" / "bin" / "tcpx"))
 
-# A test that is still running then has hung, in a call that no timeout of Python's ends.
+# A test that is still running then hangs in a call that no Python timeout ends.
 TEST_TIMEOUT = 120
 
 
 def pytest_configure(config):
-    # Before pytest takes stderr away.
+    # Before pytest captures stderr.
     config.watchdog_output = os.fdopen(os.dup(sys.__stderr__.fileno()), "w")
 
 
 def pytest_sessionstart(session):
     for built in (PLUGIN, pathlib.Path(CLI)):
         if not built.is_file():
-            pytest.exit(f"{built} is not there: `make dist` builds it", returncode=2)
+            pytest.exit(f"{built} does not exist: `make dist` builds it", returncode=2)
 
 
 def pytest_report_header(config):
@@ -54,9 +55,23 @@ def watchdog(request):
     faulthandler.cancel_dump_traceback_later()
 
 
+def documented(test):
+    """Returns the code in the documents that names a test of test_docs.py."""
+    command = [ROOT / "scripts" / "docs", "--block", f"tests/nixl/test_docs.py::{test}"]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.fixture
+def block(request):
+    """Returns the code in the documents that names this test."""
+    return documented(request.node.originalname)
+
+
 @pytest.fixture
 def endpoint():
-    """Makes endpoints in this process."""
+    """Creates endpoints in this process."""
     made = []
 
     def make(*args, **kwargs):
@@ -70,7 +85,8 @@ def endpoint():
 
 @pytest.fixture
 def peer():
-    """Makes endpoints in other processes. Those that the test did not kill must end well."""
+    """Creates endpoints in other processes. Those that the test did not kill must exit
+    successfully."""
     made = []
 
     def make(*args, **kwargs):
@@ -84,12 +100,13 @@ def peer():
 
 @pytest.fixture
 def lanes(monkeypatch):
-    """Keeps the agents of a test on lanes: a peer that is stopped stops its transfers."""
+    """Restricts the agents of a test to lanes: a stopped peer stops its transfers."""
     monkeypatch.setenv("TCPX_SAME_HOST", "off")
 
 
 class Pair:
-    """An initiator here and a target in another process; the initiator has the target's metadata."""
+    """Returns an initiator here and a target in another process; the initiator has the target's
+    metadata."""
 
     def __init__(self, local, remote):
         self.local = local
@@ -98,7 +115,7 @@ class Pair:
         self.place = (remote.name, remote.address())
 
     def introduce(self):
-        """The target gets the initiator's metadata too."""
+        """Gives the initiator's metadata to the target too."""
         self.remote.load(self.local.metadata())
 
     def request(self, op, segments, message=b""):
@@ -114,7 +131,7 @@ class Pair:
         assert np.array_equal(self.remote.contents(), theirs)
 
     def transfer(self, op, segments, message=b""):
-        """One whole transfer, checked."""
+        """Performs one whole transfer, checked."""
         handle = self.request(op, segments, message)
         self.check(op, segments, lambda: self.local.outcome(handle))
         if message:
@@ -124,7 +141,7 @@ class Pair:
 
 @pytest.fixture
 def pair(endpoint, peer):
-    """Makes a Pair; arguments are those of both endpoints."""
+    """Creates a Pair; the arguments apply to both endpoints."""
 
     def make(size=1 << 20, **kwargs):
         return Pair(endpoint("initiator", size, **kwargs), peer("target", size, **kwargs))

@@ -13,7 +13,7 @@ from nixl._api import nixl_agent, nixl_agent_config
 
 BACKEND = "TCPX"
 
-# For anything that a test waits for. Long, because it is reached only when something is wrong.
+# Time limit of any wait in a test. Long, because it is reached only when something is wrong.
 TIMEOUT = 30.0
 
 DONE = "DONE"
@@ -21,17 +21,17 @@ DISCONNECTED = "nixlRemoteDisconnectError"
 NOT_ALLOWED = "nixlNotAllowedError"
 NOT_FOUND = "nixlNotFoundError"
 
-# What NIXL raises, one class for each of its negative statuses.
+# The exceptions of NIXL, one class for each of its negative statuses.
 ERRORS = tuple(e for n, e in vars(bindings).items() if n.startswith("nixl") and n.endswith("Error"))
 
 
 def pattern(seed, size):
-    """Bytes that no other seed gives."""
+    """Returns bytes that are unique to the seed."""
     return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
 
 
 def until(condition, what, timeout=TIMEOUT):
-    """The first true answer of `condition`."""
+    """Returns the first true result of `condition`."""
     deadline = time.monotonic() + timeout
     while not (answer := condition()):
         assert time.monotonic() < deadline, f"{what}: not within {timeout} s"
@@ -40,7 +40,7 @@ def until(condition, what, timeout=TIMEOUT):
 
 
 def bound(port=0):
-    """A socket that holds a port of every address, without listening there."""
+    """Returns a socket that holds a port of every address, without listening there."""
     holder = socket.socket()
     try:
         holder.bind(("", port))
@@ -59,7 +59,7 @@ def is_taken(port):
 
 
 def on_free_ports(count, make):
-    """Returns what `make` returns for `count` free ports, for programs that cannot choose a port.
+    """Returns the result of `make` for `count` free ports, for programs that cannot choose a port.
 
     All are held at the same moment and released right before the call. Another process may take one
     even so: where the call fails and one is taken, everything starts over with other ports.
@@ -77,7 +77,7 @@ def on_free_ports(count, make):
 
 
 def rows(addresses, lengths):
-    """NIXL's descriptors as an array: address, length, device."""
+    """Returns NIXL's descriptors as an array: address, length, device."""
     table = np.zeros((len(addresses), 3), dtype=np.uint64)
     table[:, 0] = addresses
     table[:, 1] = lengths
@@ -85,7 +85,7 @@ def rows(addresses, lengths):
 
 
 class Endpoint:
-    """An agent with `size` bytes of registered memory, between guards that no transfer may touch."""
+    """An agent with `size` bytes of registered memory, between guards that must not change."""
 
     GUARD = 4096
 
@@ -99,7 +99,7 @@ class Endpoint:
         self.registrations = [self.register(0, size)] if size else []
 
     def close(self):
-        """Ends the agent with whatever it still has."""
+        """Ends the agent with everything that it still has."""
         self.registrations = self.agent = None
         gc.collect()
 
@@ -109,7 +109,7 @@ class Endpoint:
         self.block[:] = pattern(seed, len(self.block))
 
     def contents(self):
-        """All bytes, those of the guards too."""
+        """Returns all bytes, including the guards."""
         return self.block.copy()
 
     def address(self):
@@ -131,7 +131,7 @@ class Endpoint:
         return self.agent.get_agent_metadata()
 
     def load(self, metadata):
-        """The name of the agent whose metadata it is."""
+        """Loads metadata; returns the name of its agent."""
         return self.agent.add_remote_agent(metadata).decode()
 
     def forget(self, name):
@@ -144,7 +144,8 @@ class Endpoint:
         return self.agent.get_xfer_descs(rows(addresses, lengths), mem_type="DRAM")
 
     def request(self, op, remote, segments, message=b""):
-        """A request for `segments` of (own offset, remote offset, length); `remote` is (agent, address)."""
+        """Creates a request for `segments` of (own offset, remote offset, length); `remote` is
+        (agent, address)."""
         agent, base = remote
         mine, theirs, lengths = np.asarray(segments).T
         return self.agent.initialize_xfer(
@@ -156,28 +157,28 @@ class Endpoint:
         )
 
     def post(self, handle, message=b""):
-        """Posts: DONE, PROC, or the name of NIXL's error."""
+        """Posts: returns DONE, PROC, or the name of NIXL's error."""
         try:
             return self.agent.transfer(handle, message)
         except ERRORS as error:
             return type(error).__name__
 
     def state(self, handle):
-        """DONE, PROC, or the name of NIXL's error."""
+        """Returns DONE, PROC, or the name of NIXL's error."""
         try:
             return self.agent.check_xfer_state(handle)
         except ERRORS as error:
             return type(error).__name__
 
     def wait(self, handle, timeout=TIMEOUT):
-        """The state that a posted request ends in."""
+        """Returns the final state of a posted request."""
         deadline = time.monotonic() + timeout
         while (state := self.state(handle)) == "PROC":
             assert time.monotonic() < deadline, f"in progress for {timeout} s"
         return state
 
     def outcome(self, handle, message=b"", timeout=TIMEOUT):
-        """Posts and waits: DONE, or the name of NIXL's error."""
+        """Posts and waits: returns DONE, or the name of NIXL's error."""
         state = self.post(handle, message)
         return self.wait(handle, timeout) if state == "PROC" else state
 
@@ -190,7 +191,8 @@ class Endpoint:
         self.agent.send_notif(name, message)
 
     def notifications(self, count, timeout=TIMEOUT):
-        """Waits for `count` notifications; (sender, message) in the order of arrival at each sender's queue."""
+        """Waits for `count` notifications; returns (sender, message) in the order of arrival at
+        each sender's queue."""
         got = []
         deadline = time.monotonic() + timeout
         while len(got) < count:
@@ -200,13 +202,14 @@ class Endpoint:
         return got
 
     def no_notifications(self, seconds=0.1):
-        """Whatever arrives within a short while."""
+        """Returns everything that arrives within a short while."""
         time.sleep(seconds)
         return self.agent.get_new_notifs()
 
 
 def scattered(count, size, seed):
-    """`count` segments of random lengths in random places of both sides, in random orders, with gaps between them."""
+    """Returns `count` segments of random lengths at random positions of both sides, in random
+    orders, with gaps between them."""
     rng = np.random.default_rng(seed)
     slot = size // count
     lengths = rng.integers(1, slot + 1, count)
@@ -215,7 +218,7 @@ def scattered(count, size, seed):
 
 
 def moved(op, mine, theirs, segments):
-    """What both blocks hold after a transfer of `segments` between them."""
+    """Returns the content of both blocks after a transfer of `segments` between them."""
     mine, theirs = mine.copy(), theirs.copy()
     source, target = (mine, theirs) if op == "WRITE" else (theirs, mine)
     for own, remote, length in np.asarray(segments) + [Endpoint.GUARD, Endpoint.GUARD, 0]:

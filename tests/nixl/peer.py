@@ -22,12 +22,12 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent():
-    """This process is killed when the one that started it goes."""
+    """Makes this process die with the one that started it."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class RemoteError(Exception):
-    """Something was raised in the other process; `name` is its class."""
+    """An exception in the other process; `name` is its class."""
 
     def __init__(self, name, text):
         super().__init__(text)
@@ -38,15 +38,15 @@ def serve(connection, environment):
     die_with_parent()
     os.environ.clear()
     os.environ.update(environment)
-    endpoint = None
+    endpoint = None  # what the first call makes
     while True:
         try:
             function, args, kwargs = connection.recv()
         except EOFError:
             break
         try:
-            if function is Endpoint:
-                endpoint = Endpoint(*args, **kwargs)
+            if endpoint is None:
+                endpoint = function(*args, **kwargs)
                 answer = (True, None)
             else:
                 answer = (True, function(endpoint, *args, **kwargs))
@@ -59,40 +59,45 @@ def serve(connection, environment):
 
 
 def all_stopped(pid):
-    """Whether each thread of a process has stopped, which takes longer than sending the signal."""
+    """Returns whether each thread of a process has stopped, which takes longer than sending the
+    signal."""
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
             stat = (task / "stat").read_text()
         except OSError:  # it has ended
             continue
-        # The name, in parentheses, may hold anything; the state follows.
+        # The name, in parentheses, may contain anything; the state follows.
         if stat.rpartition(")")[2].split()[0] != "T":
             return False
     return True
 
 
 class Peer:
-    """Calls an `Endpoint`'s methods by their names; `run` calls any function of a module with the endpoint."""
+    """Calls methods of an `Endpoint` by name; `run` calls any function of a module with the endpoint.
 
-    def __init__(self, *args, **kwargs):
+    `kind` is another class to make there; its first argument is a name, too, and it has `close`.
+    """
+
+    def __init__(self, *args, kind=Endpoint, **kwargs):
         self._connection, theirs = CONTEXT.Pipe()
         self.process = CONTEXT.Process(target=serve, args=(theirs, dict(os.environ)), daemon=True)
         self.process.start()
         theirs.close()
         self.name = args[0]
+        self.kind = kind
         self.killed = False
-        self.start(Endpoint, *args, **kwargs)
+        self.start(kind, *args, **kwargs)
         self.result()
 
     def __getattr__(self, name):
-        return functools.partial(self.run, getattr(Endpoint, name))
+        return functools.partial(self.run, getattr(self.kind, name))
 
     def run(self, function, *args, **kwargs):
         self.start(function, *args, **kwargs)
         return self.result()
 
     def start(self, function, *args, **kwargs):
-        """Lets it work; `result` waits for the end."""
+        """Starts the call; `result` waits for its end."""
         self._connection.send((function, args, kwargs))
 
     def result(self, timeout=TIMEOUT + 5):
@@ -105,7 +110,7 @@ class Peer:
         return answer
 
     def freeze(self):
-        """Stops the process as a debugger would, and returns once all its threads have stopped; whoever waits for it, waits."""
+        """Stops the process as a debugger would, and returns once all its threads have stopped."""
         os.kill(self.process.pid, signal.SIGSTOP)
         deadline = time.monotonic() + TIMEOUT
         while not all_stopped(self.process.pid):
@@ -116,13 +121,13 @@ class Peer:
         os.kill(self.process.pid, signal.SIGCONT)
 
     def kill(self):
-        """SIGKILL: nothing is cleaned up, the kernel closes the sockets."""
+        """Sends SIGKILL: nothing is cleaned up, the kernel closes the sockets."""
         self.killed = True
         self.process.kill()
         self.process.join(TIMEOUT)
 
     def stop(self):
-        """Lets it end as programs do; 0 if that went well."""
+        """Lets it exit normally; returns 0 on success."""
         self._connection.close()
         self.process.join(TIMEOUT)
         if self.process.exitcode is None:

@@ -1,10 +1,12 @@
-"""Peers that end, die, hang and come back: one clear answer each, in bounded time, and never a crash.
+"""Tests peers that end, die, hang and return: one clear error, in bounded time, and no crash.
 
 NIXL up to 1.4 drops a peer whose transfer ended with REMOTE_DISCONNECT; later ones leave that to the application.
 """
 
 import os
+import select
 import signal
+import socket
 import time
 import warnings
 
@@ -18,12 +20,12 @@ MIB = 1 << 20
 
 DROPS_DEAD_PEERS = NIXL < (1, 5)
 
-# A peer that is gone is noticed at once; this is for a busy machine.
+# A lost peer is noticed at once; this limit is for a busy machine.
 SOON = 20
 
 
 def forget(endpoint, name):
-    """Forgets a peer that may have been dropped already."""
+    """Removes a peer that may already have been dropped."""
     try:
         endpoint.forget(name)
     except ERRORS as error:
@@ -31,7 +33,7 @@ def forget(endpoint, name):
 
 
 def check_gone(endpoint, handle):
-    """Posts to a peer that is gone: exactly one answer is right."""
+    """Posts to a lost peer: exactly one result is right."""
     start = time.monotonic()
     assert endpoint.outcome(handle) == DISCONNECTED
     assert time.monotonic() - start < SOON
@@ -59,7 +61,7 @@ def test_killed_after_a_good_transfer(pair, op):
         with pytest.raises(Exception, match="NIXL_ERR_NOT_FOUND"):
             pair.request(op, [(0, 0, MIB)])
     else:
-        # It is asked again and again, by old requests and by new ones.
+        # Posts repeatedly, by old requests and by new ones.
         for _ in range(3):
             check_gone(pair.local, handle)
         other = pair.request(op, [(0, 0, 4096)])
@@ -99,7 +101,7 @@ def test_killed_at_any_moment(pair, op, delay):
 
 @pytest.mark.usefixtures("lanes")
 def test_killed_beside_others(endpoint, peer, op):
-    """One of two targets dies: the other one's transfers do not notice."""
+    """One of two targets dies: the other one's transfers are not affected."""
     local = endpoint("initiator", 8 * MIB)
     dying, living = (peer(name, 8 * MIB) for name in ("dying", "living"))
     handles = {}
@@ -119,7 +121,7 @@ def test_killed_beside_others(endpoint, peer, op):
 
 
 def test_the_initiator_is_killed(pair, peer, op):
-    """Its target goes on serving: the next initiator of that name, too."""
+    """Its target continues to serve: the next initiator of that name, too."""
     target = pair().remote
     place = ("target", target.address())
     for _ in range(2):
@@ -131,6 +133,53 @@ def test_the_initiator_is_killed(pair, peer, op):
     next_one.load(target.metadata())
     next_one.run(transfer_once, op, place, b"still there")
     assert target.notifications(1) == [("second", b"still there")]
+
+
+@pytest.mark.usefixtures("lanes")
+def test_the_initiator_of_the_connection_is_killed(pair):
+    """The accepting side probes again for a peer whose listener ends after its streams.
+
+    A process that is killed closes one socket after the other. Here another one holds those that
+    listen until the first question whether the peer exists has come, and then ends, too.
+    """
+    pair = pair(size=4 * MIB, params={"peer_timeout": "1h"})
+    pair.introduce()
+    pair.remote.notify("initiator", b"connect")
+    pair.local.notifications(1)
+    handle = pair.request("READ", [(0, 0, 4 * MIB)])
+    pair.remote.run(leave_listeners_behind)
+    pair.remote.freeze()
+    assert pair.local.post(handle) == "PROC"
+    pair.remote.kill()
+    assert pair.local.wait(handle) == DISCONNECTED
+    pair.local.release(handle)
+
+
+def leave_listeners_behind(_endpoint):
+    """Forks a process that holds the listening sockets until a client connects."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # later Pythons warn of forking with threads
+        if os.fork():
+            return
+    signal.alarm(60)  # nobody connects
+    listening = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            one = socket.socket(fileno=os.dup(int(name)))
+        except OSError:  # no socket
+            continue
+        if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            listening.append(one)
+        else:
+            one.detach()
+    kept = {one.fileno() for one in listening}
+    for fd in set(map(int, os.listdir("/proc/self/fd"))) - kept:
+        try:
+            os.close(fd)
+        except OSError:  # the listing
+            pass
+    select.select(listening, [], [])
+    os._exit(0)
 
 
 def post_and_stay(endpoint, op, place):
@@ -147,7 +196,7 @@ def transfer_once(endpoint, op, place, message=b""):
 
 @pytest.mark.usefixtures("lanes")
 def test_hangs(pair, op):
-    """A peer that does not answer is given up after peer_timeout."""
+    """An unresponsive peer times out after peer_timeout."""
     pair = pair(size=16 * MIB, params={"peer_timeout": "3s"})
     handle = pair.request(op, [(0, 0, 16 * MIB)])
     assert pair.local.outcome(handle) == DONE
@@ -171,7 +220,7 @@ def test_connecting_to_the_dead(pair):
 
 
 def test_notifications_to_the_dead(pair):
-    """Sent or refused, but neither waiting nor crashing."""
+    """Sent or refused, but neither blocking nor crashing."""
     pair = pair()
     pair.local.notify("target", b"hello")
     pair.remote.notifications(1)
@@ -186,7 +235,7 @@ def test_notifications_to_the_dead(pair):
 
 
 def test_returns_under_its_name(pair, peer, op):
-    """A new process with the old name: once its metadata is loaded, it is as if nothing had happened."""
+    """A new process with the old name works once its metadata is loaded."""
     pair = pair()
     for _ in range(2):
         pair.transfer(op, [(0, 0, MIB)], b"before")
@@ -201,14 +250,15 @@ def test_returns_under_its_name(pair, peer, op):
             pair.local.forget("target")
         pair = Pair(pair.local, successor)
         pair.transfer(op, [(0, 0, MIB)], b"after")
-        # It may be the one that begins, too.
+        # It may initiate transfers, too.
         pair.introduce()
         pair.remote.notify("initiator", b"I am back")
         assert pair.local.notifications(1) == [("target", b"I am back")]
         pair.remote.forget("initiator")
 
 
-# As NIXL's own error_handling tests: two agents in one process, the target is destroyed properly.
+# As in NIXL's own error_handling tests: two agents in one process, the target is destroyed
+# properly.
 
 
 class Two:
@@ -288,7 +338,8 @@ def test_destroyed_after_the_post(two, op):
 
 
 def test_a_request_from_before(two, op):
-    """The peer was removed and loaded again: requests from before are refused, by newer NIXL itself, else by us."""
+    """After the peer was removed and loaded again, earlier requests are refused, by newer NIXL
+    itself, else by the backend."""
     handle = two.request(op)
     two.initiator.forget("target")
     assert two.initiator.outcome(handle) == NOT_FOUND

@@ -1,4 +1,4 @@
-"""Many agents, many threads, many lives."""
+"""Tests many agents, many threads, and agents that come and go."""
 
 import gc
 import os
@@ -15,7 +15,7 @@ SLOT = 64 << 10
 
 
 def exchange_with_all(endpoint, own, others):
-    """Writes its outbox into everybody's inbox, waits for theirs, reads their outboxes; compares every byte.
+    """Writes its outbox into all inboxes, waits for the others, reads their outboxes; compares all bytes.
 
     `others` are (number, name, address, metadata). Memory: an inbox slot for each agent, an outbox slot for each.
     """
@@ -52,7 +52,7 @@ def introductions(endpoints):
 
 
 def test_eight_processes(peer):
-    """Everybody with everybody, at once."""
+    """All agents transfer with each other at once."""
     agents = [peer(f"agent {i}", 16 * SLOT, seed=i) for i in range(8)]
     for agent, introduction in zip(agents, introductions(agents)):
         agent.start(exchange_with_all, *introduction)
@@ -78,7 +78,7 @@ def test_five_agents_in_one_process(endpoint):
 
 
 def test_two_of_one_name(endpoint, peer):
-    """Namesakes write to one target; it then reads from one after the other."""
+    """Agents of the same name write to one target; it then reads from one after the other."""
     target = endpoint("target", MIB)
     twins = [peer("twin", MIB, seed=seed) for seed in (11, 12)]
     for i, twin in enumerate(twins):
@@ -115,7 +115,8 @@ def sync_modes():
 
 @pytest.mark.parametrize("mode", sync_modes(), ids=lambda m: getattr(m.get("sync_mode"), "name", "default"))
 def test_four_threads(endpoint, peer, mode):
-    """Each makes, posts, posts again and releases its own requests on its own part of the memory."""
+    """Each thread creates, posts, reposts and releases its own requests on its own part of the
+    memory."""
     local, remote = endpoint("initiator", 4 * MIB, **mode), peer("target", 4 * MIB)
     local.load(remote.metadata())
     place = ("target", remote.address())
@@ -139,7 +140,7 @@ def test_four_threads(endpoint, peer, mode):
     assert ends == [DONE] * 160
     messages = [message for _, message in remote.notifications(160)]
     assert sorted(messages) == sorted(b"%d" % part for part in range(4) for _ in range(40))
-    # What was written and read back is what was there.
+    # The bytes written and read back are the original ones.
     block, after = local.block[Endpoint.GUARD :], remote.contents()
     for part in range(4):
         for own, theirs, length in scattered(64, MIB // 2, seed=part) + [part * MIB, part * MIB, 0]:

@@ -1,4 +1,4 @@
-"""How agents come to know each other, and how they stop: by hand, by NIXL's listener, by etcd."""
+"""Tests how metadata is exchanged and withdrawn: by hand, by NIXL's listener, by etcd."""
 
 import functools
 import os
@@ -30,7 +30,8 @@ def test_loaded_twice(pair, op):
 
 
 def ours(metadata, address):
-    """Where our bytes are in the metadata of an agent with one region: the connection info, the region's description."""
+    """Returns the positions of TCPX's bytes in the metadata of an agent with one region: the
+    connection info, the region's description."""
     info = metadata.index(b"TCXI")
     length = int.from_bytes(metadata[info - 8 : info], "little")
     # NIXL's own description comes first: address, length, device.
@@ -39,7 +40,7 @@ def ours(metadata, address):
 
 
 def damaged(endpoint, metadata, address):
-    """Loads metadata with each byte changed that is ours; the whole one still works then."""
+    """Loads metadata with each byte of TCPX changed; the original still works afterwards."""
     refused = 0
     for part in ours(metadata, address):
         for place in part:
@@ -53,14 +54,16 @@ def damaged(endpoint, metadata, address):
 
 
 def test_damaged(pair, peer):
-    """What cannot be read is refused. In a process of its own, because a crash would be the failure."""
+    """Malformed metadata is refused. In a process of its own, because a crash would be the
+    failure."""
     metadata, address = (remote := pair().remote).metadata(), remote.address()
     refused, name = peer("victim", 0).run(damaged, metadata, address)
     assert refused > 10 and name == "target"
 
 
 def test_refused_and_then_another(endpoint, peer, op):
-    """Metadata whose memory cannot be read is refused whole: its connection info does not stay for a namesake."""
+    """Metadata with malformed memory is refused completely: its connection info does not stay
+    for an agent of the same name."""
     local, first, second = endpoint("initiator"), peer("target"), peer("target", seed=7)
     metadata = bytearray(first.metadata())
     for place in ours(metadata, first.address())[1]:
@@ -88,7 +91,8 @@ def register_halves(endpoint):
 
 @pytest.mark.parametrize("connection", ["first", "with-memory", "last"])
 def test_in_parts(endpoint, peer, op, connection):
-    """Connection info and memory may come apart, in any order; only the memory that came can be reached."""
+    """Connection info and memory may come separately, in any order; only loaded memory can be
+    accessed."""
     local, remote = endpoint("initiator", MIB), peer("target", MIB)
     remote.run(register_halves)
     half = MIB // 2
@@ -115,7 +119,8 @@ def test_in_parts(endpoint, peer, op, connection):
 
 
 def test_memory_of_a_peer_that_connects_to_us(endpoint, peer, op):
-    """Its memory came without its connection info; once it has connected to us, that is enough."""
+    """Its memory came without its connection info; once it has connected to this agent, that is
+    enough."""
     local, remote = endpoint("initiator", MIB), peer("target", MIB)
     local.load(remote.run(part, [(0, MIB)], False))
     remote.load(local.metadata())
@@ -129,7 +134,7 @@ def test_memory_of_a_peer_that_connects_to_us(endpoint, peer, op):
 
 @pytest.mark.usefixtures("lanes")
 def test_removed_in_flight(pair, op):
-    """Removing a peer ends what runs, without its help; loaded again, it works again."""
+    """Removing a peer ends its transfers, without its help; loaded again, it works again."""
     pair = pair(size=16 * MIB, params={"peer_timeout": "1h"})
     pair.transfer(op, [(0, 0, 4096)], b"connected")
     handles = [pair.request(op, [(0, 0, 16 * MIB)], b"removed") for _ in range(3)]
@@ -147,7 +152,7 @@ def test_removed_in_flight(pair, op):
 
 
 def test_removed_is_disconnected(pair):
-    """Nothing of a peer that was removed is left: its connections are closed."""
+    """No state of a removed peer is left: its connections are closed."""
     files = lambda: len(os.listdir("/proc/self/fd"))
     before = files()
     pair = pair()
@@ -165,7 +170,7 @@ def test_removed_is_disconnected(pair):
 
 
 def listening(make, name, size=MIB):
-    """An endpoint whose agent listens, and its port."""
+    """Returns an endpoint whose agent listens, and its port."""
 
     def on(port):
         return make(name, size, enable_listen_thread=True, listen_port=port), port
@@ -194,7 +199,8 @@ def wait_known(endpoint, name, known=True):
 
 
 def test_listener(endpoint, peer):
-    """Fetched by one side, sent to the other; then withdrawn in the middle of transfers."""
+    """Metadata is fetched by one side, sent to the other; then withdrawn in the middle of
+    transfers."""
     local, mine = listening(endpoint, "initiator", 16 * MIB)
     remote, theirs = listening(peer, "target", 16 * MIB)
     fetch_from(local, "target", theirs)
@@ -241,7 +247,7 @@ def library():
 
 @pytest.fixture
 def etcd(tmp_path, monkeypatch):
-    """A server of its own on loopback; agents that are made now use it."""
+    """Runs an etcd server on loopback; agents created now use it."""
     if b"libetcd-cpp-api" not in library().read_bytes():
         pytest.skip("this NIXL was built without etcd")
     program = os.environ.get("ETCD") or shutil.which("etcd")
@@ -258,7 +264,7 @@ def etcd(tmp_path, monkeypatch):
 
 
 def start_etcd(program, folder, client_port, members_port):
-    """The server's address and its process, once it answers."""
+    """Returns the server's address and its process, once it answers."""
     client, members = (f"http://127.0.0.1:{port}" for port in (client_port, members_port))
     log = folder / f"log-{client_port}"
     with open(log, "wb") as output:
@@ -305,14 +311,28 @@ def publish_part(endpoint, ranges, label):
     endpoint.agent.send_partial_agent_metadata(descriptors, True, [BACKEND], label=label)
 
 
+def fetch_known(endpoint, name, **how):
+    """Fetches until it is known: a fetch fails if NIXL notices late that it was withdrawn
+    before."""
+
+    def fetched():
+        endpoint.agent.fetch_remote_metadata(name, **how)
+        deadline = time.monotonic() + 1
+        while not (known := knows(endpoint, name)) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return known
+
+    until(fetched, f"{name} known")
+
+
 def test_etcd(etcd, endpoint, peer, op):
-    """Published by both, fetched by both; withdrawn, it is gone at the other side as well."""
+    """Metadata is published and fetched by both; withdrawn, it disappears at the other side as
+    well."""
     local, remote = endpoint("initiator"), peer("target")
     place = ("target", remote.address())
     publish(local)
     remote.run(publish)
-    local.agent.fetch_remote_metadata("target")
-    wait_known(local, "target")
+    fetch_known(local, "target")
     handle = local.request(op, place, [(0, 0, MIB)], b"by etcd")
     expected = moved(op, local.contents(), remote.contents(), [(0, 0, MIB)])
     assert local.outcome(handle) == DONE
@@ -324,8 +344,7 @@ def test_etcd(etcd, endpoint, peer, op):
     assert local.outcome(handle) == NOT_FOUND
     local.release(handle)
     remote.run(publish)
-    local.agent.fetch_remote_metadata("target")
-    wait_known(local, "target")
+    fetch_known(local, "target")
     handle = local.request(op, place, [(0, 0, MIB)], b"by etcd again")
     assert local.outcome(handle) == DONE
     assert remote.notifications(1) == [("initiator", b"by etcd again")]
@@ -333,13 +352,12 @@ def test_etcd(etcd, endpoint, peer, op):
 
 
 def test_etcd_in_parts(etcd, endpoint, peer, op):
-    """Part of the memory under a label of its own."""
+    """Publishes part of the memory under a label of its own."""
     local, remote = endpoint("initiator"), peer("target")
     remote.run(register_halves)
     half = MIB // 2
     remote.run(publish_part, [(half, half)], "upper")
-    local.agent.fetch_remote_metadata("target", label="upper")
-    wait_known(local, "target")
+    fetch_known(local, "target", label="upper")
     place = ("target", remote.address())
     handle = local.request(op, place, [(0, half, half)], b"upper half")
     assert local.outcome(handle) == DONE

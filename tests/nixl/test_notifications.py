@@ -1,4 +1,4 @@
-"""Notifications: any bytes, any length, exactly once, after the data."""
+"""Tests notifications: any bytes, any length, exactly once, after the data."""
 
 import threading
 
@@ -15,7 +15,7 @@ MIB = 1 << 20
     ids=["empty", "nul", "binary", "70K", "1M"],
 )
 def test_standalone(pair, message):
-    """Both ways, before anything else connected the two; nobody else gets it."""
+    """In both directions, before anything else has connected the two; no other agent gets it."""
     pair = pair(size=4096)
     pair.introduce()
     pair.local.notify("target", message)
@@ -39,7 +39,8 @@ def test_standalone_in_order(pair):
 
 
 def test_to_a_peer_that_does_not_know_us(pair, op):
-    """The target has loaded no metadata at all: it still gets what is for it, with the sender's name."""
+    """The target has loaded no metadata at all: it still gets its notifications, with the
+    sender's name."""
     pair = pair()
     pair.local.notify("target", b"hello")
     assert pair.remote.notifications(1) == [("initiator", b"hello")]
@@ -47,7 +48,7 @@ def test_to_a_peer_that_does_not_know_us(pair, op):
 
 
 def seen(endpoint):
-    """Whether each byte was there when the notification was."""
+    """Returns whether every byte had arrived when the notification did."""
     assert endpoint.notifications(1) == [("initiator", b"look")]
     return bool((endpoint.block[Endpoint.GUARD : -Endpoint.GUARD] == 0x5A).all())
 
@@ -80,7 +81,7 @@ def test_to_itself(endpoint):
 
 
 def test_the_other_ways_to_ask(pair):
-    """update_notifs keeps what was not taken; check_remote_xfer_done takes what it finds, by prefix or anywhere."""
+    """update_notifs keeps notifications; check_remote_xfer_done takes matching ones."""
     pair = pair(size=0)
     for message in (b"one-a", b"two-b", b"three-c"):
         pair.remote.run(notify_when_known, pair.local.metadata(), message)

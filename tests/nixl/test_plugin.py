@@ -1,4 +1,4 @@
-"""What NIXL sees of the backend before anything moves."""
+"""Tests the backend's properties in NIXL before any transfer."""
 
 import nixl._bindings as bindings
 import pytest
@@ -20,7 +20,7 @@ def test_is_listed(agent):
 
 
 def test_lists_its_parameters(agent):
-    """Every setting but the name, with the value that it has if nothing is said: the environment counts."""
+    """Lists every setting but the name, with its default, which the environment may change."""
     params = agent.get_plugin_params(BACKEND)
     assert params["interfaces"] == "lo"
     assert params["transport"] == "tcp" and int(params["lanes"]) >= 1
@@ -28,7 +28,7 @@ def test_lists_its_parameters(agent):
 
 
 def test_chosen_by_name_alone():
-    """As applications do: nothing but backends=["TCPX"]."""
+    """As applications do: only backends=["TCPX"]."""
     agent = nixl_agent("alone", nixl_agent_config(backends=[BACKEND]))
     assert list(agent.backends) == [BACKEND]
 
@@ -42,7 +42,7 @@ def test_takes_parameters(endpoint):
 
 
 def test_takes_its_own_defaults(agent):
-    """What get_plugin_params gives can be passed back, changed or not."""
+    """The result of get_plugin_params can be passed back, changed or not."""
     params = agent.get_plugin_params(BACKEND)
     agent.create_backend(BACKEND, {**params, "lanes": "2"})
     assert agent.get_backend_params(BACKEND)["lanes"] == "2"
@@ -68,12 +68,12 @@ def test_parameters_win_over_the_environment(agent, monkeypatch):
     ids=["unknown", "not-a-number", "out-of-range", "no-such-interface", "name"],
 )
 def test_refuses_parameters(agent, capfd, params, words):
-    """Creating fails, and what is wrong is said where people look: NIXL itself gives only a number."""
+    """Creation fails with a message on stderr: NIXL itself returns only a status."""
     with pytest.raises(bindings.nixlBackendError):
         agent.create_backend(BACKEND, params)
     said = [line for line in capfd.readouterr().err.splitlines() if "TCPX" in line]
     assert any(all(word in line for word in words) for line in said), said
-    # The agent goes on without it, and can have it once the mistake is mended.
+    # The agent continues without it, and can create it once the mistake is corrected.
     agent.create_backend(BACKEND, {})
 
 
@@ -97,8 +97,26 @@ def test_refuses_a_port_that_is_taken(agent, endpoint, capfd):
     on_free_ports(1, take_in_turns)
 
 
+def test_agents_share_a_range_of_ports(endpoint, capfd):
+    def share(first):
+        params = {"listen_port": f"{first}-{first + 1}"}
+        agents = [endpoint(name, params=params) for name in ("one", "two")]
+        assert agents[0].agent.get_backend_params(BACKEND) | params == agents[0].agent.get_backend_params(BACKEND)
+        with pytest.raises(bindings.nixlBackendError):
+            endpoint("three", params=params)
+        assert "widen the range" in capfd.readouterr().err
+
+    # Other programs may take one of the two, but hardly every time.
+    for first in range(21011, 21811, 100):
+        try:
+            return share(first)
+        except bindings.nixlBackendError as error:
+            taken = error
+    raise taken
+
+
 def test_refuses_a_name(capfd):
-    """Longer than a peer can be told."""
+    """A name longer than the protocol allows."""
     with pytest.raises(bindings.nixlBackendError):
         nixl_agent("x" * 300, nixl_agent_config(backends=[BACKEND]))
     assert "name" in capfd.readouterr().err
@@ -112,7 +130,7 @@ def test_does_not_query_memory(endpoint):
 
 @pytest.mark.parametrize("everything", [False, True], ids=["captured", "exported"])
 def test_telemetry(endpoint, peer, op, everything, monkeypatch, tmp_path):
-    """NIXL measures each transfer; with the exporter on, too."""
+    """NIXL measures each transfer, also with the exporter enabled."""
     if everything:
         monkeypatch.setenv("NIXL_TELEMETRY_ENABLE", "y")
         monkeypatch.setenv("NIXL_TELEMETRY_DIR", str(tmp_path))

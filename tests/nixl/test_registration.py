@@ -1,4 +1,4 @@
-"""Registered memory: what is legal, what is undone, what ends."""
+"""Tests registered memory: valid ranges, deregistration, the end of agents."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_one_bad_range_undoes_the_others(endpoint, address, length):
     assert not described()
     with pytest.raises(Exception, match="NIXL_ERR_NOT_FOUND"):
         one.request("WRITE", ("alone", one.base), [(0, PAGE, PAGE)])
-    # Nothing of it is left in the way.
+    # No trace of it is left.
     one.registrations = [one.agent.register_memory(table[:2], mem_type="DRAM", backends=[BACKEND])]
     assert described()
     handle = one.request("WRITE", ("alone", one.base), [(0, PAGE, PAGE)])
@@ -52,7 +52,7 @@ def deregister_one(endpoint):
 
 
 def test_the_same_range_twice(pair, op):
-    """Two registrations, two ends: the memory stays usable until the second."""
+    """Two registrations of one range: the memory stays usable until the second ends."""
     pair = pair()
     register_again(pair.local)
     pair.remote.run(register_again)
@@ -88,7 +88,8 @@ def renew(endpoint):
 
 
 def test_registered_again(pair, op):
-    """A range that is registered again is described as before: peers that loaded it go on, prepared requests too."""
+    """A range that is registered again has the same description: peers that loaded it continue,
+    prepared requests too."""
     pair = pair()
     segments = scattered(100, MIB, seed=3)
     handle = pair.request(op, segments, b"prepared before")
@@ -117,7 +118,7 @@ def test_deregistered_at_the_target(pair, op):
 
 
 def test_deregistered_here(pair, op):
-    """Requests on it are refused; the target's memory is as it was."""
+    """Requests on it are refused; the target's memory is unchanged."""
     pair = pair()
     handle = pair.request(op, [(0, 0, MIB)])
     assert pair.local.outcome(handle) == DONE
@@ -139,7 +140,8 @@ def register_more(endpoint, count):
 
 
 def test_regions_that_come_later(endpoint, peer, op):
-    """Metadata is loaded again when there is more memory: what was known stays, what is new works."""
+    """Metadata is loaded again when there is more memory: known memory stays valid, new memory
+    works."""
     local, remote = endpoint("initiator", MIB), peer("target", MIB)
     remote.deregister()
     remote.run(register_more, 1)
@@ -150,7 +152,7 @@ def test_regions_that_come_later(endpoint, peer, op):
     assert local.outcome(first) == DONE
     remote.run(register_more, 2000)
     metadata = remote.metadata()
-    # Every region has its own description in there: it had better be small.
+    # It contains the description of every region, which should be small.
     assert (len(metadata) - known) / 2000 < 150
     assert local.load(metadata) == "target"
     second = local.request(op, place, [(0, 524 * i, 524) for i in range(0, 2000, 7)])
@@ -160,7 +162,7 @@ def test_regions_that_come_later(endpoint, peer, op):
 
 
 def leave_everything(endpoint, place):
-    """Ends an agent with registrations, prepared lists and requests, finished, in flight and never posted."""
+    """Ends an agent with registrations, prepared lists, and requests in every state."""
     agent = endpoint.agent
     mine = agent.prep_xfer_dlist("NIXL_INIT_AGENT", endpoint.descriptors(endpoint.base, [0], endpoint.size))
     handles = [endpoint.request(op, place, [(0, 0, endpoint.size)]) for op in ("READ", "WRITE", "READ")]
@@ -176,8 +178,20 @@ def test_an_agent_leaves_everything_behind(pair):
     pair = pair(size=4 * MIB)
     pair.introduce()
     pair.remote.run(leave_everything, ("initiator", pair.local.base))
-    # The process goes on after its agent is gone, and its peer too.
+    # The process continues after its agent is gone, and its peer too.
     assert pair.remote.run(str) is not None
     other = pair.local.request("WRITE", ("initiator", pair.local.base), [(0, MIB, MIB)])
     assert pair.local.outcome(other) == DONE
     pair.local.release(other)
+
+
+def test_a_region_takes_few_bytes_of_metadata(endpoint):
+    """NIXL's own part is 33 bytes a region; applications ship thousands of regions."""
+    one = endpoint("alone", 200 * PAGE)
+    one.deregister()
+    sizes = []
+    for first in (0, 100):
+        offsets = range(first * PAGE, (first + 100) * PAGE, PAGE)
+        one.registrations.append(register_table(one, offsets, [PAGE // 2] * 100))
+        sizes.append(len(one.metadata()))
+    assert (sizes[1] - sizes[0]) / 100 <= 48

@@ -10,7 +10,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def direct(monkeypatch):
-    """Lets no agent of a test move memory over lanes."""
+    """Forbids lanes to the agents of a test."""
     monkeypatch.setenv("TCPX_SAME_HOST", "require")
 
 

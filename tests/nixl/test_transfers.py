@@ -1,4 +1,4 @@
-"""READ and WRITE: every byte that should move does, and no other."""
+"""Tests READ and WRITE: every byte that should move does, and no other."""
 
 import time
 
@@ -66,7 +66,7 @@ def test_prepared_lists(pair, op, indices, merge):
     mine = agent.prep_xfer_dlist("NIXL_INIT_AGENT", pair.local.descriptors(pair.local.base, offsets, block))
     theirs = agent.prep_xfer_dlist("target", pair.local.descriptors(pair.place[1], offsets, block))
     rng = np.random.default_rng(6)
-    # Neighbours on both sides, then neighbours on one side, then none.
+    # Adjacent on both sides, then adjacent on one side, then not adjacent.
     own = [*range(64), *range(64, 96), *rng.permutation(range(96, 128))]
     remote = [*range(100, 164), *rng.permutation(range(200, 232)), *rng.permutation(range(0, 32))]
     handle = agent.make_prepped_xfer(
@@ -96,7 +96,8 @@ def test_strided_lists(pair, op):
 
 
 def test_repost(pair, op):
-    """One request many times: each time what is there then, each time its notification, or another one."""
+    """Posts one request many times: each time with the current bytes, and its notification, or
+    another one."""
     pair = pair()
     segments = scattered(300, MIB, seed=8)
     handle = pair.request(op, segments, b"first words")
@@ -157,7 +158,7 @@ def asleep(_endpoint, alarm):
 
 
 def test_the_target_does_nothing(pair, op, tmp_path):
-    """It serves reads and writes while its application sleeps."""
+    """The target serves reads and writes while its application sleeps."""
     pair = pair()
     mine, theirs = moved(op, pair.local.contents(), pair.remote.contents(), [(0, 0, MIB)])
     handle = pair.request(op, [(0, 0, MIB)], b"nobody looked")
@@ -208,7 +209,7 @@ def test_to_itself(endpoint, op, prepared):
     else:
         handle = one.request(op, ("alone", one.base), segments, b"to myself")
     assert one.outcome(handle) == DONE
-    # The two halves are one block here: the half that was written comes from that side's result.
+    # The two halves are one block here: the written half comes from the other side's result.
     lower, upper = moved(op, before, before, segments)
     middle = Endpoint.GUARD + half
     assert np.array_equal(one.contents(), np.concatenate([lower[:middle], upper[middle:]]))
@@ -226,7 +227,8 @@ def test_explicit_connection(pair, op):
 
 @pytest.mark.usefixtures("lanes")
 def test_release_in_flight(pair, op):
-    """Releasing ends the transfer without the peer's help: no byte moves afterwards, and its notification does not come."""
+    """Releasing ends the transfer without the peer's help: no byte moves afterwards, and its
+    notification does not come."""
     pair = pair(size=16 * MIB, params={"peer_timeout": "1h"})
     pair.transfer(op, [(0, 0, 4096)], b"connected")
     for _ in range(3):
@@ -237,7 +239,7 @@ def test_release_in_flight(pair, op):
         pair.remote.freeze()
         assert pair.local.post(handle) == "PROC"
         pair.local.release(handle)
-        # The memory is ours again: what we put there now is neither sent nor overwritten.
+        # The memory may be reused: new bytes are neither sent nor overwritten.
         ours = ~mine
         pair.local.block[:] = ours
         pair.remote.thaw()

@@ -1,16 +1,29 @@
 """Pairs of sessions and endpoints. In one process here; test_processes.py has two."""
 
+import pathlib
+import subprocess
+
 import numpy as np
 import pytest
 import tcpx
 from tcpx import p2p
 
 WAIT = 20
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def block(request):
+    """Returns the code in the documents that names this test."""
+    test = f"tests/python/{request.path.name}::{request.node.originalname}"
+    ran = subprocess.run([ROOT / "scripts" / "docs", "--block", test], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
 
 
 @pytest.fixture
 def pair():
-    """Alice, Bob, and Alice's handle of Bob."""
+    """Returns Alice, Bob, and Alice's handle of Bob."""
     with tcpx.Session("alice") as alice, tcpx.Session("bob") as bob:
         peer = alice.add_peer(bob.connection_info)
         peer.connect(WAIT)
@@ -18,7 +31,7 @@ def pair():
 
 
 class Ends:
-    """Two endpoints, the first connected to the second."""
+    """Returns two endpoints, the first connected to the second."""
 
     def __init__(self):
         self.here, self.there = p2p.Endpoint(0), p2p.Endpoint(0)

@@ -1,4 +1,4 @@
-"""Forks: children leave what they inherit alone, and make sessions of their own."""
+"""Tests forks: children do not use inherited objects, and create sessions of their own."""
 
 import multiprocessing
 import os
@@ -32,7 +32,7 @@ BOB = """
 
 @pytest.fixture
 def bob():
-    """Connection info and memory of a session in a process of its own."""
+    """Returns connection info and memory of a session in a process of its own."""
     code = [sys.executable, "-c", textwrap.dedent(BOB), str(SIZE)]
     with subprocess.Popen(code, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         info, descriptor = (bytes.fromhex(word) for word in process.stdout.readline().split())
@@ -42,7 +42,8 @@ def bob():
 
 @contextmanager
 def child(body, lives=False):
-    """Runs `body` in a forked child, which must succeed, and ends it; `lives` keeps it until the block ends."""
+    """Runs `body` in a forked child, which must succeed, and ends it; `lives` keeps it until the
+    block ends."""
     read, write = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # later Pythons warn of forking with threads
@@ -86,6 +87,7 @@ def test_children_cannot_use_what_they_inherit(bob):
         memory, back = np.zeros(SIZE, np.uint8), np.zeros(SIZE, np.uint8)
         here, there = alice.register(memory), alice.register(back)
         read = alice.prepare("read", peer, [(there, 0, theirs, 0, SIZE)])
+        events = alice.events
 
         def body():
             segment = [(here, 0, theirs, 0, 8)]
@@ -98,12 +100,14 @@ def test_children_cannot_use_what_they_inherit(bob):
                 lambda: alice.send(peer, here, 1), lambda: alice.recv(peer, here, 1),
                 peer.connect, peer.disconnect, lambda: peer.connected, lambda: peer.lanes, lambda: peer.same_host,
                 here.deregister,
+                write.__await__, lambda: write.arm(events), events.take, events.fileno, alice.fileno,
+                lambda: alice.events, lambda: alice.subscribe(events),
             )  # fmt: skip
             assert (alice.name, here.nbytes, peer.name) == ("alice", SIZE, "bob")
-            assert all(repr(thing) for thing in (alice, peer, here, write))
+            assert all(repr(thing) for thing in (alice, peer, here, write, events))
             alice.close()
             with tcpx.Session("child") as own:
-                # Of two processes, and refused before anything is done.
+                # Objects of two processes are refused before anything is done.
                 refuses(lambda: own.notify(peer, b"never"))
                 mine = own.register(bytearray(8))
                 own.write(own.own_peer, [(mine, 0, tcpx.RemoteRegion(mine.descriptor), 4, 4)]).wait(WAIT)

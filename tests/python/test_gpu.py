@@ -1,4 +1,5 @@
-"""GPU memory, by the CUDA driver alone: no torch is needed. Skipped, and said so, where there is no GPU."""
+"""Tests GPU memory, with only the CUDA driver: no torch is needed. Skipped, with a message,
+without a GPU."""
 
 import ctypes
 
@@ -28,7 +29,7 @@ class Gpu:
             raise OSError(f"{function}: {code}")
 
     def allocate(self, array):
-        """A copy of an array on the device; its address."""
+        """Copies an array to the device; returns its address."""
         address = ctypes.c_uint64()
         self("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(array.nbytes))
         self.put(address.value, array)

@@ -1,4 +1,4 @@
-"""What can be registered."""
+"""Tests which memory can be registered."""
 
 import array
 import ctypes
@@ -11,7 +11,7 @@ import tcpx
 
 
 class Tensor:
-    """As torch's, as far as anybody asks."""
+    """Has the attributes of torch's tensors that registration reads."""
 
     def __init__(self, array):
         self.array, self.shape = array, array.shape

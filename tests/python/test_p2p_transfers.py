@@ -1,4 +1,4 @@
-"""tcpx.p2p: registrations, descriptors and transfers."""
+"""Tests tcpx.p2p: registrations, descriptors and transfers."""
 
 import threading
 
@@ -23,7 +23,7 @@ def test_write_and_read(ends: Ends):
     theirs[:] = pattern(SIZE, 2)
     assert ends.here.read(ends.conn, mr, address(mine), SIZE, blob) is True
     assert (mine == theirs).all()
-    # A part: the size of the call counts, and the blob's address may be changed in place.
+    # A part: the size in the call counts, and the blob's address may be changed in place.
     moved = (address(theirs) + 100).to_bytes(8, "little") + blob[8:]
     mine[:] = 0
     assert ends.here.read(conn_id=ends.conn, mr_id=mr, ptr=address(mine) + 7, size=50, meta=moved) is True
@@ -148,7 +148,8 @@ def test_keys_are_shared_by_what_lies_inside():
     end = p2p.Endpoint(0)
     base = np.zeros(4096, np.float32)
     whole, again = end.register_memory([Tensor(base), Tensor(base)])
-    # Kept: the next array could otherwise lie where it was, inside what is still registered.
+    # Kept: otherwise the next array could have the same address, inside memory that is still
+    # registered.
     other = np.zeros(4096)
     part, beside = end.register_memory([Tensor(base[256:1280])])[0], end.register_memory([Tensor(other)])[0]
     assert len({whole.mr_id, again.mr_id, part.mr_id, beside.mr_id}) == 4
@@ -169,7 +170,7 @@ def test_what_is_deregistered_is_closed_whatever_was_made_of_it(ends: Ends):
     _, here = ends.here.reg(address(mine), SIZE)
     _, there = ends.there.reg(address(theirs), SIZE)
     _, blob = ends.there.advertise(there, address(theirs), SIZE)
-    # The other side uses the same memory, and never asks how that ended.
+    # The other side uses the same memory, and never polls the result.
     _, back = ends.there.add_remote_endpoint(ends.here.get_metadata())
     _, target = ends.here.advertise_ipc(ends.conn, address(more), SIZE)
     ok, _ = ends.there.write_ipc_async(back, address(theirs), SIZE, target)
@@ -247,7 +248,7 @@ def test_transfer_of_descriptors_and_parts_made_in_python(ends: Ends):
         ends.here.transfer(ends.conn, "write", here, there[:-1])
     with pytest.raises(RuntimeError):
         ends.here.transfer(ends.conn, "write", [local], [p2p.XferDesc()])
-    # Outside of the peer's region: its owner says no.
+    # Outside of the peer's region: its owner refuses.
     assert ends.finish(ends.here.transfer(ends.conn, "write", [local], [part(remote, 1, SIZE)])) is False
     assert ends.finish(ends.here.transfer(ends.conn, "read", [], [])) is True
 
@@ -278,13 +279,13 @@ def test_messages(ends: Ends):
     *_, other_here = ends.here.accept()
     mine, theirs = pattern(SIZE, 9), np.zeros(SIZE, np.uint8)
     here, there = ends.region(ends.here, mine), ends.region(ends.there, theirs)
-    # The other connection's messages are not taken for ours.
+    # The other connection's messages do not match.
     ok, decoy = ends.here.send_async(other_here, here, address(mine), 10)
     ok, sent = ends.here.send_async(ends.conn, here, address(mine), SIZE)
     assert ok is True and ends.there.recv(back, there, address(theirs), SIZE) is True
     assert (mine == theirs).all() and ends.finish((ok, sent)) is True
     assert ends.there.recv(other, there, address(theirs), SIZE) is True and ends.finish((True, decoy)) is True
-    # And the other way round, many at once.
+    # In the other direction too, many at once.
     theirs[:] = pattern(SIZE, 10)
     quarter = SIZE // 4
     rows = ([there] * 4, [address(theirs) + i * quarter for i in range(4)], [quarter] * 4, 4)

@@ -1,4 +1,4 @@
-"""Two processes: peers that die, Ctrl-C, fork."""
+"""Tests two processes: peers that die, Ctrl-C, fork."""
 
 import multiprocessing
 import os
@@ -55,7 +55,7 @@ def test_other_threads_go_on_while_an_endpoint_that_is_dropped_waits_for_its_pee
 
         def resume():
             dropping.wait(WAIT)
-            # The drop is under way by then; were it not, the test would see nothing, but not fail.
+            # The drop is in progress by then; otherwise the test would prove nothing, but not fail.
             time.sleep(0.1)
             resumed.set()
             owner.send_signal(signal.SIGCONT)
@@ -65,12 +65,13 @@ def test_other_threads_go_on_while_an_endpoint_that_is_dropped_waits_for_its_pee
         ok, _ = end.add_remote_endpoint(bytes.fromhex(metadata))
         assert ok is True
         owner.send_signal(signal.SIGSTOP)
-        # Only when every thread has stopped does nobody answer any more.
+        # Nobody answers any more only once every thread has stopped.
         os.waitid(os.P_PID, owner.pid, os.WSTOPPED)
         other = threading.Thread(target=resume)
         other.start()
         dropping.set()
-        # Ends once the peer answers, which it does when the other thread has its turn, or else after five seconds.
+        # Ends once the peer answers, which it does when the other thread runs, or else after five
+        # seconds.
         del end
         had_its_turn = resumed.is_set()
         other.join()
@@ -79,7 +80,7 @@ def test_other_threads_go_on_while_an_endpoint_that_is_dropped_waits_for_its_pee
 
 
 def test_messages_do_not_outlive_their_connection(monkeypatch):
-    """Whoever accepted the connection that was lost knows nothing of one in its place."""
+    """The accepting side of a lost connection does not know a new one in its place."""
     monkeypatch.setenv("TCPX_PEER_TIMEOUT", "1s")
     code = """
         import sys
@@ -103,7 +104,7 @@ def test_messages_do_not_outlive_their_connection(monkeypatch):
         assert end.send(conn, mr, memory.ctypes.data, 64) is False
         acceptor.send_signal(signal.SIGCONT)
         assert end.send(conn, mr, memory.ctypes.data, 64) is False
-        # A new connection is one.
+        # A new connection works.
         ok, again = end.connect(ip, gpu, remote_port=port)
         assert ok and again != conn
         acceptor.kill()

@@ -1,4 +1,5 @@
-"""Processes on one host: their memory is copied directly, or carried by lanes where that is off."""
+"""Tests processes on one host: their memory is copied directly, or carried by lanes if that is
+off."""
 
 import contextlib
 import os
@@ -13,7 +14,7 @@ from test_processes import run
 
 SIZE = 1 << 20
 
-# Offers memory: its own pattern, to be read, and as much to be written, whose bytes it tells.
+# Offers memory: a pattern to be read, and as much to be written, whose bytes it prints.
 SESSION = """
     import sys
     import numpy as np, tcpx
@@ -26,7 +27,7 @@ SESSION = """
         sys.stdout.write(memory[1 << 20 :].tobytes().hex() + "\\n")
 """
 
-# The same for uccl.p2p: many pieces, of which each is advertised on its own.
+# The same for uccl.p2p: many pieces, each advertised separately.
 ENDPOINT = """
     import sys
     import numpy as np
@@ -46,7 +47,7 @@ ENDPOINT = """
 
 @contextlib.contextmanager
 def owner(code):
-    """Starts a process that offers memory; gives it and what it has told."""
+    """Starts a process that offers memory; yields it and what it printed."""
     path = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
     with run(code, env={**os.environ, "PYTHONPATH": path}) as process:
         try:
@@ -67,7 +68,7 @@ def stopped(process):
 
 
 def memory_of(process):
-    """What the process has at its end in the memory that others may write."""
+    """Returns the final content of the process's writable memory."""
     process.stdin.write("\n")
     process.stdin.flush()
     return np.frombuffer(bytes.fromhex(process.stdout.readline()), np.uint8)
@@ -91,7 +92,7 @@ def test_bytes_move_both_ways(monkeypatch, way):
             assert (found.why_not, found.bytes) == (None, 2 * SIZE)
             assert carried < SIZE
             assert repr(found) == f"<tcpx.SameHost {2 * SIZE} bytes copied>"
-            # Nobody on the other side takes part.
+            # The other side takes no part.
             out[:] = pattern(SIZE, 3)
             with stopped(process):
                 session.write(peer, [(outgoing, 0, theirs, SIZE, SIZE)]).wait(WAIT)
@@ -111,7 +112,7 @@ def test_what_is_required_of_a_peer_that_does_not_offer_it_fails(monkeypatch):
 
 @pytest.mark.parametrize("way", ["require", "auto", "off"])
 def test_calls_with_ipc(monkeypatch, way):
-    """All that uccl.p2p has; where direct copies are required, with a process that is stopped."""
+    """Calls everything that uccl.p2p has; if direct copies are required, with a stopped process."""
     monkeypatch.setenv("TCPX_SAME_HOST", way)
     with owner(ENDPOINT) as (process, (metadata, whole, *parts)):
         end = p2p.Endpoint(0)
@@ -128,11 +129,11 @@ def test_calls_with_ipc(monkeypatch, way):
                 pass
             return answer[0]
 
-        # The pieces in reverse: not one of them lies where the whole has it.
+        # The pieces in reverse order: none of them has its position in the whole.
         pointers, sizes = [at + i * 65536 for i in reversed(range(16))], [65536] * 16
         one, many = (conn, at, SIZE, whole), (conn, pointers, sizes, parts)
         turned = lambda bytes: bytes.reshape(16, 65536)[::-1].reshape(SIZE)
-        # These open what the peer has advertised.
+        # These open the regions that the peer has advertised.
         assert end.read_ipc(*one) is True and (mine == pattern(SIZE, 1)).all()
         assert end.readv_ipc(*many) is True and (turned(mine) == pattern(SIZE, 1)).all()
         with stopped(process) if way == "require" else contextlib.nullcontext():

@@ -1,4 +1,4 @@
-"""The package's own classes."""
+"""Tests the package's own classes."""
 
 import os
 import threading
@@ -86,7 +86,7 @@ def test_errors_say_who_must_act(pair):
         alice.read(peer, [(mine, 0, remote, 0, 1), (mine, 60, remote, 0, 5)])
     with pytest.raises(ValueError, match='"reed"'):
         alice.prepare("reed", peer, [])
-    with pytest.raises(ValueError, match="2 local offsets and 1"):
+    with pytest.raises(ValueError, match="local_offsets has 2 items and remote_offsets 1"):
         alice.prepare_blocks("read", peer, mine, [0, 1], remote, [0], 1)
     with pytest.raises(tcpx.Error):
         alice.add_peer(b"junk")
@@ -126,6 +126,38 @@ def test_transfers_keep_their_memory(pair):
     assert (target == pattern(1 << 16, 9)).all() and kept.id > 0
 
 
+def ports(session):
+    return {int(address.rpartition(":")[2]) for address in session.addresses}
+
+
+def test_sessions_share_a_range_of_ports():
+    def share(first):
+        both = f"{first}-{first + 1}"
+        with tcpx.Session("one", listen_port=both) as one, tcpx.Session("two", listen_port=both) as two:
+            assert ports(one) | ports(two) == {first, first + 1} and not ports(one) & ports(two)
+            with pytest.raises(OSError, match=f"{both}.*widen the range"):
+                tcpx.Session("three", listen_port=both)
+            peer = one.add_peer(two.connection_info)
+            peer.connect(WAIT)
+
+    # Other programs may take one of the two, but hardly every time.
+    for first in range(20011, 20811, 100):
+        try:
+            return share(first)
+        except OSError as error:
+            taken = error
+    raise taken
+
+
+def test_what_peers_are_told_to_connect_to():
+    """Publishes a name instead of the addresses, which the other side resolves."""
+    with tcpx.Session("alice") as alice, tcpx.Session("bob", advertise="localhost") as bob:
+        assert b"localhost" in bob.connection_info
+        alice.add_peer(bob.connection_info).connect(WAIT)
+    with pytest.raises(ValueError, match="advertise"):
+        tcpx.Session(advertise="0.0.0.0")
+
+
 def test_within_one_session():
     with tcpx.Session() as session:
         memory = np.concatenate([pattern(4096, 6), np.zeros(4096, np.uint8)])
@@ -150,7 +182,7 @@ def test_waiting_leaves_python_running(pair):
     for _ in range(10):
         time.sleep(0.01)
     assert not heard
-    # Were Python held up until the wait is over, nobody would send what it waits for.
+    # If Python were blocked until the wait ends, nothing could send what it waits for.
     alice.notify(to_bob, b"wake up")
     waiter.join()
     assert heard[0].message == b"wake up"

@@ -1,4 +1,4 @@
-"""`from uccl import p2p`, where it is switched on and only there."""
+"""Tests `from uccl import p2p`: it works if enabled, and only then."""
 
 import os
 import socket

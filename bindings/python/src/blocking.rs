@@ -1,4 +1,4 @@
-//! Waiting without the interpreter's lock, interruptible by signals.
+//! Waits without the interpreter's lock, interruptible by signals.
 
 use std::time::{Duration, Instant};
 
@@ -6,19 +6,20 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tcpx::{Error, ErrorKind};
 
-/// How long a wait may leave signals unlooked at: Ctrl-C feels immediate, and waking ten times a second costs
-/// nothing.
+/// Interval at which a wait checks for signals: Ctrl-C feels immediate, and waking ten times a
+/// second costs nothing.
 const SLICE: Duration = Duration::from_millis(100);
 
-/// How a wait ended that did not succeed.
+/// The reason a wait did not succeed.
 pub(crate) enum Ended {
-    /// The engine said so.
+    /// An error of the engine.
     Engine(Error),
     /// A signal handler raised, such as `KeyboardInterrupt`.
     Raised(PyErr),
 }
 
-/// Calls `wait` with short timeouts until it succeeds, fails, or `timeout` (for ever without one) runs out.
+/// Calls `wait` with short timeouts until it succeeds, fails, or `timeout` (none: for ever)
+/// expires.
 pub(crate) fn wait<T: Send>(
     py: Python<'_>,
     timeout: Option<Duration>,
@@ -37,13 +38,22 @@ pub(crate) fn wait<T: Send>(
                 let after = timeout.unwrap_or_default();
                 return Err(Ended::Engine(Error::Timeout { what, after }));
             }
+            Err(Error::NotReachedInTime { peer, attempts, .. }) => {
+                let after = timeout.unwrap_or_default();
+                let error = Error::NotReachedInTime {
+                    peer,
+                    after,
+                    attempts,
+                };
+                return Err(Ended::Engine(error));
+            }
             Err(error) => return Err(Ended::Engine(error)),
             Ok(value) => return Ok(value),
         }
     }
 }
 
-/// A timeout in seconds as Python gives it; `None` waits as long as it takes.
+/// Converts a timeout in seconds; `None` has no limit.
 pub(crate) fn seconds(timeout: Option<f64>) -> PyResult<Option<Duration>> {
     timeout
         .map(|seconds| {

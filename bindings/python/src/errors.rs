@@ -1,4 +1,4 @@
-//! The engine's errors as Python's exceptions, which `tcpx.errors` defines.
+//! Converts the engine's errors into Python's exceptions, which `tcpx.errors` defines.
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -6,7 +6,7 @@ use tcpx::{Error, ErrorKind, Status};
 
 use crate::blocking::Ended;
 
-/// The exception for an error.
+/// Creates the exception for an error.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     MODULE

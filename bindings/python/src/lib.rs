@@ -4,13 +4,15 @@
 //! |---|---|
 //! | `native` | the package's own classes: `Session`, `Peer`, `Region`, `Transfer` |
 //! | `p2p` | `tcpx.p2p`: the calls of `uccl.p2p` on top of a session |
+//! | `arguments` | conversion of Python arguments, with errors that name them |
 //! | `blocking` | waiting without the interpreter's lock, interruptible by signals |
-//! | `owned` | what a forked child must leave alone, and what ends without holding up other threads |
-//! | `errors`, `log` | exceptions; where log lines go |
+//! | `owned` | values that forked children must not touch, or whose drop blocks |
+//! | `errors`, `log` | exceptions; output of log lines |
 //!
-//! Whatever takes longer than a few microseconds is done without the interpreter's lock. Importing starts
+//! Calls that take longer than a few microseconds release the interpreter's lock. Importing starts
 //! nothing: no thread, no socket, no CUDA.
 
+mod arguments;
 mod blocking;
 mod errors;
 mod log;

@@ -1,4 +1,4 @@
-//! Where the engine's log lines go: to stderr.
+//! Writes the engine's log lines to stderr.
 
 use std::sync::Once;
 
@@ -6,7 +6,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tracing_subscriber::EnvFilter;
 
-/// Starts logging by `filter`, unless the process is logging already: the first session decides.
+/// Starts logging by `filter`, unless the process already does: the first session decides.
 pub(crate) fn start(filter: &str) -> PyResult<()> {
     static STARTED: Once = Once::new();
     let parsed = EnvFilter::builder().parse(filter).map_err(|error| {
@@ -17,7 +17,7 @@ pub(crate) fn start(filter: &str) -> PyResult<()> {
             .with_env_filter(parsed)
             .with_writer(tcpx::log::stderr)
             .with_ansi(false);
-        // Refused when something else in the process has a subscriber, which then gets the lines.
+        // Refused if the process has a subscriber of its own, which then receives the lines.
         let _ = subscriber.try_init();
     });
     Ok(())

@@ -1,16 +1,24 @@
 //! The package's own classes.
 
+mod events;
 mod machine;
 mod peer;
 mod region;
 mod session;
+mod stats;
 mod transfer;
 
 use pyo3::prelude::*;
 
+pub(crate) use self::events::Events;
+pub(crate) use self::peer::Peer;
+pub(crate) use self::region::{Region, RemoteRegion};
+
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<session::Session>()?;
     module.add_class::<session::Notification>()?;
+    module.add_class::<events::Events>()?;
+    module.add_class::<events::Happened>()?;
     module.add_class::<peer::Peer>()?;
     module.add_class::<peer::Lane>()?;
     module.add_class::<peer::SameHost>()?;

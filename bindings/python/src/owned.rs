@@ -1,4 +1,4 @@
-//! Values that only the process that made them may use and end.
+//! Values that only the process that created them may use and drop.
 
 use std::mem::ManuallyDrop;
 
@@ -9,9 +9,9 @@ use crate::errors::exception;
 
 /// A value of the engine held by a Python object.
 ///
-/// A forked child inherits the object but none of the engine's threads, and locks in whatever state
-/// they were in: using or ending the value there could wait for ever. The child's calls raise, and
-/// it leaves the value as it is.
+/// A forked child inherits the object but none of the engine's threads, and locks in any state:
+/// using or dropping the value there could block for ever. The child's calls raise, and it does not
+/// touch the value.
 pub(crate) struct Owned<T: Send> {
     value: ManuallyDrop<InProcess<T>>,
     waits: bool,
@@ -25,14 +25,16 @@ impl<T: Send> Owned<T> {
         }
     }
 
-    /// A value whose end waits, as that of a session does for its peers: other threads of Python go on meanwhile.
+    /// Creates a value whose drop blocks, as a session's does for its peers: other Python threads
+    /// run meanwhile.
     pub(crate) fn waiting(value: T) -> Self {
         let mut owned = Self::new(value);
         owned.waits = true;
         owned
     }
 
-    /// The value, for whatever may wait or take a lock. Raises `ForkedError` in another process.
+    /// Returns the value, for calls that may block or take a lock. Raises `ForkedError` in another
+    /// process.
     pub(crate) fn get(&self) -> PyResult<&T> {
         match self.value.check() {
             Ok(()) => Ok(&self.value),
@@ -40,7 +42,7 @@ impl<T: Send> Owned<T> {
         }
     }
 
-    /// The value, for what never changes, in any process.
+    /// Returns the value, for constant properties, in any process.
     pub(crate) fn facts(&self) -> &T {
         &self.value
     }
@@ -48,16 +50,16 @@ impl<T: Send> Owned<T> {
 
 impl<T: Send> Drop for Owned<T> {
     fn drop(&mut self) {
-        // Nothing would be dropped there, and nobody needs to be let go on.
+        // Nothing is dropped in another process, so no lock has to be released.
         if !self.value.is_current() {
             return;
         }
-        // SAFETY: taken once, here, and not used afterwards.
+        // SAFETY: the value is taken once, here, and not used afterwards.
         let mut value = Some(unsafe { ManuallyDrop::take(&mut self.value) });
         if self.waits {
             Python::try_attach(|py| py.detach(|| drop(value.take())));
         }
-        // Also where no interpreter is left to be attached to.
+        // Dropped here if no interpreter is left to attach to.
         drop(value);
     }
 }

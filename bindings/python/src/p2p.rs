@@ -3,12 +3,13 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `endpoint` | the class: construction, connections |
-//! | `registration`, `onesided`, `twosided`, `local` | its other methods, by what they are about |
-//! | `arguments` | what Python may pass where a number or a list is expected |
+//! | `registration`, `onesided`, `twosided`, `local` | its other methods, by subject |
+//! | `arguments` | conversion of numbers and lists from Python |
 //! | `metadata` | the bytes that let a peer connect |
-//! | `descriptor` | `XferDesc`, and the blobs that stand for memory |
+//! | `descriptor` | `XferDesc`, and the blobs that represent memory |
 //! | `memory` | registrations, shared where one covers the other |
-//! | `connections` | connection numbers, and who has connected to us |
+//! | `connections` | connection numbers, and peers that have connected |
+//! | `nearby` | endpoints of this user on this host, found without their metadata |
 //! | `pending` | transfers in flight, by number |
 
 mod arguments;
@@ -18,6 +19,7 @@ mod endpoint;
 mod local;
 mod memory;
 mod metadata;
+mod nearby;
 mod onesided;
 mod pending;
 mod registration;

@@ -1,5 +1,5 @@
-//! The first handshake between two programs: each hands the other a few bytes, usually its
-//! connection info, over an ordinary TCP connection.
+//! The bootstrap exchange of two programs: each sends the other a few bytes, usually its connection
+//! info, over an ordinary TCP connection.
 //!
 //! ```text
 //!   client                        server
@@ -8,12 +8,15 @@
 //! ```
 //!
 //! [`exchange`] and [`serve`] do just that. A [`Channel`] keeps the connection for further
-//! messages; the two processes of a benchmark talk over one. Nothing here is encrypted or
-//! authenticated: whoever reaches the port gets the bytes, as with any bootstrap socket. Open one
-//! only for as long as it is needed and only on networks that are trusted.
+//! messages; the two processes of a benchmark use one. Nothing here is encrypted or authenticated:
+//! every client that reaches the port gets the bytes, as with any bootstrap socket. Open one only
+//! for as long as needed and only on trusted networks.
+
+mod error;
+mod resolve;
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -21,112 +24,32 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepidle};
 
+pub use self::error::BootstrapError;
+use self::resolve::resolve;
+use crate::floor::Door;
+
 /// The longest message either side accepts.
 pub const MAX_MESSAGE: usize = 1 << 20;
 
-/// Silence after which the kernel asks whether the other machine still lives.
+/// Time without traffic after which the kernel probes whether the other machine is alive.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// First bytes from either side. The last one is the version.
+/// Magic bytes of either side. The last one is the version.
 const MAGIC: [u8; 8] = *b"tcpx-bs\x01";
 
-/// Why two programs could not exchange bytes.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BootstrapError {
-    /// The name means no address.
-    #[error("cannot find an address for `{host}`: {source}; check the name")]
-    Unresolved {
-        /// What was asked for.
-        host: String,
-        /// What the resolver said.
-        source: io::Error,
-    },
-    /// The machine answers, nobody listens there.
-    #[error("{address} refused the connection; is the server running there, on that port?")]
-    Refused {
-        /// Where.
-        address: SocketAddr,
-    },
-    /// The network has no way there, or nothing answered in time.
-    #[error(
-        "cannot reach {address}: {source}; check the route and the firewall between the two machines"
-    )]
-    Unreachable {
-        /// Where.
-        address: SocketAddr,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// Something else answers there.
-    #[error("{address} does not speak the tcpx bootstrap protocol (it sent {found:02x?})")]
-    WrongProtocol {
-        /// Who.
-        address: String,
-        /// Its first bytes.
-        found: Vec<u8>,
-    },
-    /// The same program, another generation.
-    #[error(
-        "{address} speaks bootstrap version {found}, this program version {expected}; use the same tcpx on both sides"
-    )]
-    WrongVersion {
-        /// Who.
-        address: String,
-        /// Its version.
-        found: u8,
-        /// Ours.
-        expected: u8,
-    },
-    /// Connected, then silence.
-    #[error("no answer from {address} within {after:?}")]
-    NoAnswer {
-        /// Who.
-        address: String,
-        /// How long we waited.
-        after: Duration,
-    },
-    /// Connected, then gone.
-    #[error("{address} closed the connection")]
-    Closed {
-        /// Who.
-        address: String,
-    },
-    /// A message above [`MAX_MESSAGE`], in either direction.
-    #[error("a message of {len} bytes is longer than the {MAX_MESSAGE} allowed")]
-    TooLong {
-        /// Its length.
-        len: usize,
-    },
-    /// Nobody connected.
-    #[error("nobody connected within {after:?}")]
-    NobodyCame {
-        /// How long we waited.
-        after: Duration,
-    },
-    /// Anything else the system says.
-    #[error("bootstrap connection with {address}: {source}")]
-    Io {
-        /// Who.
-        address: String,
-        /// What the system said.
-        source: io::Error,
-    },
-}
-
-/// What [`serve`] got, and from whom.
+/// The bytes that [`serve`] received, and their sender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Where the client connected from.
+    /// The client's address.
     pub address: SocketAddr,
     /// Its bytes.
     pub bytes: Vec<u8>,
 }
 
-/// Waits for one client, takes its bytes and gives it `own`.
+/// Waits for one client, takes its bytes and sends it `own`.
 ///
-/// A stray connection that is not one of ours ends the call with an error that says so; a server
-/// that should survive such visitors calls again.
+/// A stray connection of another program ends the call with an error; a server that should survive
+/// it calls again.
 pub fn serve(
     listener: &TcpListener,
     own: &[u8],
@@ -141,7 +64,7 @@ pub fn serve(
     })
 }
 
-/// Connects to `host` (`name:port` or `address:port`), gives it `own` and takes its bytes.
+/// Connects to `host` (`name:port` or `address:port`), sends it `own` and returns its bytes.
 pub fn exchange(host: &str, own: &[u8], timeout: Duration) -> Result<Vec<u8>, BootstrapError> {
     let mut channel = Channel::connect(host, timeout)?;
     channel.send(own)?;
@@ -152,7 +75,7 @@ pub fn exchange(host: &str, own: &[u8], timeout: Duration) -> Result<Vec<u8>, Bo
 #[derive(Debug)]
 pub struct Channel {
     stream: Stream,
-    /// The peer, for messages.
+    /// The peer's name, for error messages.
     name: String,
     timeout: Duration,
     greeted: bool,
@@ -166,41 +89,60 @@ enum Stream {
 }
 
 impl Channel {
-    /// Connects to `name:port`. Every later wait is bounded by `timeout` as well.
+    /// Connects to `name:port` within `timeout`, which all of its addresses share. `timeout` also
+    /// limits every later wait.
     pub fn connect(host: &str, timeout: Duration) -> Result<Channel, BootstrapError> {
-        let unresolved = |source| BootstrapError::Unresolved {
+        let deadline = Instant::now() + timeout;
+        let addresses = resolve(host, timeout).map_err(|source| BootstrapError::Unresolved {
             host: host.to_owned(),
             source,
-        };
-        let addresses: Vec<SocketAddr> = host.to_socket_addrs().map_err(unresolved)?.collect();
-        let mut failure = unresolved(io::ErrorKind::NotFound.into());
-        for address in addresses {
-            match TcpStream::connect_timeout(&address, timeout) {
+        })?;
+        let mut attempts = Vec::new();
+        for (index, &address) in addresses.iter().enumerate() {
+            let others = (addresses.len() - index) as u32;
+            let connected = remaining(deadline)
+                .and_then(|left| TcpStream::connect_timeout(&address, left / others));
+            match connected {
                 Ok(stream) => return Channel::tcp(stream, address, timeout),
-                Err(source) if source.kind() == io::ErrorKind::ConnectionRefused => {
-                    failure = BootstrapError::Refused { address };
-                }
-                Err(source) => failure = BootstrapError::Unreachable { address, source },
+                Err(error) => attempts.push((address, error)),
             }
         }
-        Err(failure)
+        let host = host.to_owned();
+        Err(BootstrapError::Unreachable { host, attempts })
     }
 
-    /// Takes the next connection of a listener.
+    /// Accepts the next connection of a listener.
     pub fn accept(listener: &TcpListener, timeout: Duration) -> Result<Channel, BootstrapError> {
-        match accept_until(listener, Instant::now() + timeout) {
-            Ok((stream, address)) => Channel::tcp(stream, address, timeout),
+        let accepted = accept_until(listener, Instant::now() + timeout);
+        let address = || listener.local_addr().map_or("?".into(), |a| a.to_string());
+        Channel::accepted(accepted, timeout, address)
+    }
+
+    fn accepted(
+        accepted: io::Result<(TcpStream, SocketAddr)>,
+        timeout: Duration,
+        address: impl FnOnce() -> String,
+    ) -> Result<Channel, BootstrapError> {
+        match accepted {
+            Ok((stream, from)) => Channel::tcp(stream, from, timeout),
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                 Err(BootstrapError::NobodyCame { after: timeout })
             }
-            Err(source) => {
-                let address = listener.local_addr().map_or("?".into(), |a| a.to_string());
-                Err(BootstrapError::Io { address, source })
-            }
+            Err(source) => Err(BootstrapError::Io {
+                address: address(),
+                source,
+            }),
         }
     }
 
-    /// A channel over one half of a socket pair.
+    /// Accepts the next client of a door.
+    pub(crate) fn enter(door: &Door, timeout: Duration) -> Result<Channel, BootstrapError> {
+        let entered = door.accept_client(Instant::now() + timeout);
+        let address = || door.address().map_or("?".into(), |a| a.to_string());
+        Channel::accepted(entered, timeout, address)
+    }
+
+    /// Returns a channel over one half of a socket pair.
     pub fn over(stream: UnixStream, name: &str, timeout: Duration) -> Channel {
         let name = name.to_owned();
         Channel {
@@ -218,7 +160,7 @@ impl Channel {
         timeout: Duration,
     ) -> Result<Channel, BootstrapError> {
         let name = address.to_string();
-        // Keep-alive: a patient receiver notices also a machine that vanished without a word.
+        // Keep-alive: a receiver without a deadline notices also a machine that vanished silently.
         let configured = stream.set_nodelay(true).and_then(|()| {
             set_socket_keepalive(&stream, true)?;
             Ok(set_tcp_keepidle(&stream, KEEPALIVE)?)
@@ -239,7 +181,7 @@ impl Channel {
         })
     }
 
-    /// The other end, of a TCP channel.
+    /// Returns the other end, of a TCP channel.
     pub fn remote(&self) -> Option<SocketAddr> {
         match self.stream {
             Stream::Tcp(_, address) => Some(address),
@@ -247,7 +189,7 @@ impl Channel {
         }
     }
 
-    /// This end, of a TCP channel.
+    /// Returns this end, of a TCP channel.
     pub fn local(&self) -> Option<SocketAddr> {
         match &self.stream {
             Stream::Tcp(stream, _) => stream.local_addr().ok(),
@@ -255,12 +197,12 @@ impl Channel {
         }
     }
 
-    /// How long each later wait may take.
+    /// Sets the time limit of each later wait.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
 
-    /// A second handle on the same connection: one thread may send while another receives.
+    /// Returns a second handle on the same connection: one thread may send while another receives.
     pub fn try_clone(&self) -> io::Result<Channel> {
         let stream = match &self.stream {
             Stream::Tcp(stream, address) => Stream::Tcp(stream.try_clone()?, *address),
@@ -284,7 +226,7 @@ impl Channel {
 
     /// Ends the connection for every handle on it.
     pub fn close(&self) {
-        // It may be closed already, which is as good.
+        // It may already be closed, which is fine.
         let _ = match &self.stream {
             Stream::Tcp(stream, _) => stream.shutdown(Shutdown::Both),
             Stream::Unix(stream) => stream.shutdown(Shutdown::Both),
@@ -326,7 +268,7 @@ impl Channel {
         self.receive_until(Some(Instant::now() + self.timeout))
     }
 
-    /// Receives one message; waits for its first byte as long as it takes.
+    /// Receives one message; waits for its first byte without limit.
     pub fn receive_patiently(&mut self) -> Result<Vec<u8>, BootstrapError> {
         self.receive_until(None)
     }
@@ -352,8 +294,8 @@ impl Channel {
         Ok(message)
     }
 
-    /// Decides from the first bytes whether the other end is one of ours. A program of another kind
-    /// usually sends something shorter or nothing at all, so what did arrive is looked at first.
+    /// Decides from the first bytes whether the other end is tcpx. Another program usually sends
+    /// something shorter or nothing at all, so the bytes received are examined first.
     fn judge(
         &self,
         magic: &[u8; 8],
@@ -381,7 +323,8 @@ impl Channel {
         }
     }
 
-    /// Fills `out`. Without a deadline, the first byte starts one. The error says how much arrived.
+    /// Fills `out`. Without a deadline, the first byte starts one. The error has the number of
+    /// bytes received.
     fn fill(
         &self,
         out: &mut [u8],
@@ -434,7 +377,7 @@ pub(crate) fn accept_until(
     listener: &TcpListener,
     deadline: Instant,
 ) -> io::Result<(TcpStream, SocketAddr)> {
-    // Non-blocking: a connection that is reset between the wake-up and the accept must not hang us.
+    // Non-blocking: a connection that is reset between wake-up and accept must not block this call.
     listener.set_nonblocking(true)?;
     loop {
         wait_until(listener, PollFlags::IN, deadline)?;
@@ -450,7 +393,7 @@ fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), WouldBlock | Interrupted | ConnectionAborted)
 }
 
-/// Time left before a deadline; `TimedOut` when none is.
+/// Returns the time left before a deadline; fails with `TimedOut` if there is none.
 pub(crate) fn remaining(deadline: Instant) -> io::Result<Duration> {
     match deadline.saturating_duration_since(Instant::now()) {
         Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
@@ -483,7 +426,7 @@ mod tests {
         (listener, address)
     }
 
-    /// What `exchange` says when the server behaves like `server`.
+    /// Returns the error of `exchange` with a server that behaves like `server`.
     fn against(
         server: impl FnOnce(TcpStream) + Send + 'static,
         timeout: Duration,
@@ -530,10 +473,15 @@ mod tests {
     fn nobody_listening_is_refused() {
         let (listener, address) = listener();
         drop(listener);
-        assert!(matches!(
-            exchange(&address, b"", SOON),
-            Err(BootstrapError::Refused { .. })
-        ));
+        let error = exchange(&address, b"", SOON).unwrap_err();
+        assert!(
+            matches!(error, BootstrapError::Unreachable { .. }),
+            "{error:?}"
+        );
+        let port = address.rsplit(':').next().unwrap();
+        let remedy = error.remedy().unwrap();
+        assert!(remedy.contains(&format!("on port {port}")), "{remedy}");
+        assert!(error.to_string().ends_with(&remedy), "{error}");
     }
 
     #[test]
@@ -596,7 +544,7 @@ mod tests {
     fn a_message_that_stops_half_way_ends_in_time() {
         let result = against(
             |mut stream| {
-                // Where this comes late, the other side is gone.
+                // If this comes late, the other side is gone.
                 let _ = stream.write_all(&MAGIC);
                 let _ = stream.write_all(&[0, 0, 1, 0, 42]);
                 let _ = stream.read(&mut [0; 64]);

@@ -1,48 +1,48 @@
-//! Everything that can stop a measurement.
+//! Errors that stop a measurement.
 
 use std::io;
 
 use crate::bootstrap::BootstrapError;
 use crate::workload::{Mismatch, ShapeError};
 
-/// Why a measurement could not be made, or must not be believed.
+/// The reason a measurement could not be made, or is invalid.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An option makes no sense.
+    /// An option is invalid.
     #[error("{option} {value}: {reason}")]
     Option {
         /// The option.
         option: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// Why it cannot be used, and what can.
+        /// The reason it is invalid, and what is allowed.
         reason: String,
     },
-    /// The sizes make no sense.
+    /// The sizes are invalid.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// The two processes cannot talk.
+    /// The two processes cannot communicate.
     #[error("the other side of the benchmark: {0}")]
     Bootstrap(#[from] BootstrapError),
     /// The second process could not be started.
     #[error("cannot start the second process `{program}`: {source}")]
     Spawn {
-        /// What was to be run.
+        /// The program.
         program: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The second process says that something failed over there.
+    /// The second process reports a failure.
     #[error("the other side of the benchmark failed: {message}")]
     Peer {
-        /// Its own words.
+        /// Its message.
         message: String,
     },
-    /// The second process said something else than it should.
+    /// The second process sent an unexpected message.
     #[error("the other side of the benchmark broke the protocol: {what}")]
     Protocol {
-        /// What it did.
+        /// The unexpected behaviour.
         what: String,
     },
     /// The engine failed.
@@ -62,10 +62,10 @@ pub enum Error {
         /// The first wrong byte.
         mismatch: Mismatch,
     },
-    /// A load computes something else than it should: nothing can be measured beside it.
+    /// A load computes wrong results: nothing can be measured beside it.
     #[error("the built-in load {load} computes wrong values on this GPU: nothing was measured")]
     Load {
-        /// Which.
+        /// The load.
         load: crate::measure::beside::LoadKind,
     },
     /// A report could not be drawn.

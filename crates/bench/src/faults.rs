@@ -1,4 +1,4 @@
-//! A soak beside faults: verified transfers go on while processes die, stop, are flooded, lose
+//! A soak with faults: verified transfers continue while processes die, stop, are flooded, lose
 //! their connections and fork.
 //!
 //! The measuring process survives and is watched. It has two partners: the *steady* one, whose
@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   transfers with the victim are in flight ─► fault ─► verified transfer with the steady partner
-//!     ─► how the victim's transfers ended ─► verified transfer with the victim or its successor
+//!     ─► outcome of the victim's transfers ─► verified transfer with the victim or its successor
 //! ```
 
 use std::io::Write;
@@ -30,14 +30,14 @@ use crate::soak::{Growth, Noise, SoakOptions, SoakResult, SoakSample};
 use crate::usage::Usage;
 use crate::workload::{Op, Shape};
 
-/// Peers that come and go leave the allocator with pieces, and a flood that is just ending with
-/// descriptors.
+/// Tolerated growth: peers that come and go fragment the allocator, and a flood that is just ending
+/// holds descriptors.
 const NOISE: Noise = Noise {
     bytes: (16 << 20) as f64,
     handles: 2.0,
 };
 
-/// What the transfers are: total and block size.
+/// The transfers: total and block size.
 const MIX: [(Op, u64, u64); 6] = [
     (Op::Write, 4 << 10, 0),
     (Op::Read, 4 << 20, 16 << 10),
@@ -47,17 +47,17 @@ const MIX: [(Op, u64, u64); 6] = [
     (Op::Read, 16 << 20, 64 << 10),
 ];
 
-/// Transfers with the victim that are in flight when a fault happens.
+/// Number of transfers with the victim in flight when a fault happens.
 const TOGETHER: usize = 8;
 
 /// How long a partner is stopped, and a forked child lives.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Connections of one wave of a flood, and waves: few enough for 1,024 descriptors.
+/// Connections per wave of a flood, and number of waves: few enough for 1,024 descriptors.
 const WAVE: usize = 100;
 const WAVES: usize = 5;
 
-/// A fault that is made on purpose.
+/// An injected fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fault {
@@ -65,11 +65,11 @@ pub enum Fault {
     Kill,
     /// The victim is stopped for a moment.
     Stop,
-    /// Strangers connect to both processes, send nonsense or nothing, and leave.
+    /// Unknown clients connect to both processes, send nonsense or nothing, and leave.
     Flood,
-    /// The connections between the two are closed by the system, as `ss -K` does.
+    /// The system closes the connections between the two, as `ss -K` does.
     Cut,
-    /// This process forks; the child keeps what it has inherited for a moment.
+    /// This process forks; the child keeps its inherited descriptors for a moment.
     Fork,
 }
 
@@ -83,20 +83,20 @@ impl Fault {
         Fault::Fork,
     ];
 
-    /// Whether transfers with the victim may fail.
+    /// Returns whether transfers with the victim may fail.
     fn may_fail(self) -> bool {
         matches!(self, Fault::Kill | Fault::Cut)
     }
 }
 
-/// How often a fault was made.
+/// How often a fault was injected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultCount {
     /// The fault.
     pub fault: Fault,
-    /// How often.
+    /// Number of injections.
     pub count: u64,
-    /// Why it was left out, if it was.
+    /// The reason it was left out, if it was.
     pub skipped: Option<String>,
 }
 
@@ -113,10 +113,10 @@ pub struct FaultsResult {
 
 impl Bench {
     /// Moves verified transfers beside random faults, until the time is over or `interrupted` is
-    /// set. `program` is what the second process was started with.
+    /// set. `program` is the command line of the second process.
     ///
     /// # Errors
-    /// A byte is wrong, a transfer failed that no fault may touch, or a partner could not be
+    /// A byte is wrong, a transfer failed that no fault may affect, or a partner could not be
     /// reached after a fault.
     pub fn run_faults(
         &mut self,
@@ -156,7 +156,7 @@ impl Bench {
                 initiator: Usage::now(place),
                 target: self.remote().usage()?,
             };
-            // A round is short, and the first of an interval speaks for it.
+            // A round is short, and the first of an interval represents it.
             if samples.is_empty() || last.0.elapsed() >= options.sample_every {
                 last = (Instant::now(), soak.bytes);
                 sampled(&sample);
@@ -204,7 +204,7 @@ struct Faults {
     program: Program,
     place: Place,
     victim: Partner,
-    /// Kept from round to round: what grows shall be the engine's.
+    /// Kept from round to round, so that growth is the engine's.
     steady_memory: Option<Memory>,
     random: u64,
     seed: u64,
@@ -243,8 +243,8 @@ impl Faults {
         self.verify_victim()
     }
 
-    /// Makes a fault beside a verified transfer with the steady partner; says why if it cannot be
-    /// made.
+    /// Injects a fault beside a verified transfer with the steady partner; returns the reason if it
+    /// cannot.
     fn make(&mut self, fault: Fault, bench: &mut Bench) -> Result<Option<String>, Error> {
         let mut skipped = None;
         match fault {
@@ -254,7 +254,7 @@ impl Faults {
             }
             Fault::Stop => {
                 self.victim.remote.signal(Signal::STOP);
-                // Also after a failure: a process that is stopped would stay so.
+                // Also after a failure: a stopped process would stay stopped.
                 let verified = self.verify_steady(bench);
                 std::thread::sleep(PAUSE);
                 self.victim.remote.signal(Signal::CONT);
@@ -265,7 +265,7 @@ impl Faults {
                 targets.extend(self.victim.peer.lanes().iter().map(|lane| lane.remote));
                 let flood = std::thread::spawn(move || flood(&targets));
                 let verified = self.verify_steady(bench);
-                // It has no result: strangers are refused in any way.
+                // It has no result: unknown clients may be refused in any way.
                 let _ = flood.join();
                 verified?;
             }
@@ -360,12 +360,12 @@ impl Faults {
     }
 }
 
-/// Whether an error is that of a peer that is gone.
+/// Returns whether an error reports a lost peer.
 fn is_loss(error: &EngineError) -> bool {
     error.kind() == ErrorKind::Disconnected
 }
 
-/// Makes one transfer whose every byte is compared.
+/// Performs one transfer and compares every byte.
 fn verify(
     session: &Session,
     peer: &Peer,
@@ -395,7 +395,7 @@ fn verify(
     })
 }
 
-/// Connects in waves to everything that listens; every second connection says something.
+/// Connects in waves to every listener; every second connection sends something.
 fn flood(targets: &[SocketAddr]) {
     for _ in 0..WAVES {
         let mut streams = Vec::new();
@@ -404,7 +404,7 @@ fn flood(targets: &[SocketAddr]) {
                 continue;
             };
             if index % 2 == 0 {
-                // A stranger may be cut off at any moment.
+                // An unknown client may be disconnected at any moment.
                 let _ = stream.write_all(&[0xa5; 64]);
             }
             streams.push(stream);
@@ -412,7 +412,7 @@ fn flood(targets: &[SocketAddr]) {
     }
 }
 
-/// Closes the connection to a peer from outside; says why if that is not possible.
+/// Closes the connection to a peer from outside; returns the reason if that is not possible.
 fn cut(peer: &Peer) -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("`ss -K` needs root".into());
@@ -434,7 +434,7 @@ fn cut(peer: &Peer) -> Option<String> {
 }
 
 mod fork {
-    //! Forking a process that has threads.
+    //! Forks a process that has threads.
 
     use std::io;
     use std::time::Duration;
@@ -442,7 +442,7 @@ mod fork {
     /// A child that has not been waited for.
     pub(super) struct Child(libc::pid_t);
 
-    /// Forks; the child sleeps with everything that it has inherited, and ends.
+    /// Forks; the child sleeps with everything inherited, and exits.
     pub(super) fn child(lives: Duration) -> Result<Child, String> {
         let time = libc::timespec {
             tv_sec: lives.as_secs() as libc::time_t,
@@ -465,7 +465,7 @@ mod fork {
         /// Waits for its end.
         pub(super) fn wait(self) -> Result<(), String> {
             let mut status = 0;
-            // SAFETY: the status is a local, the child ours.
+            // SAFETY: the status is a local, and the process a child of this one.
             let waited = unsafe { libc::waitpid(self.0, &raw mut status, 0) };
             match (waited, status) {
                 (child, 0) if child == self.0 => Ok(()),

@@ -1,9 +1,8 @@
-//! The floor: what the sockets of this machine carry when nothing stands between them and the
-//! blocks.
+//! The floor: the throughput of this machine's sockets with nothing between them and the blocks.
 //!
-//! One blocking TCP stream a thread, `writev` out of the source blocks and `readv` into the
-//! destination blocks, no headers, no checks, no regions. The same blocks, in the same order and
-//! over as many streams as the engine has lanes. Whatever the engine loses against this is the
+//! One blocking TCP stream per thread, `writev` from the source blocks and `readv` into the
+//! destination blocks, no headers, no checks, no regions. It moves the same blocks, in the same
+//! order and over as many streams as the engine has lanes. Any difference to the engine is the
 //! engine's own cost.
 //!
 //! ```text
@@ -12,12 +11,15 @@
 //! ```
 //!
 //! The initiator's clock runs from its first system call to the arrival of the last stream's last
-//! byte. [`CALL_BYTES`] are the call sizes that a measurement tries before it settles on the
-//! fastest, and the streams use the congestion control of the engine's lanes: what the kernel
-//! offers to everybody must not count as the engine's merit.
+//! byte. A measurement tries the call sizes in [`CALL_BYTES`] and uses the fastest, and the streams
+//! use the congestion control of the engine's lanes: a feature that the kernel offers to everybody
+//! must not count as the engine's merit.
+
+mod blocks;
+mod door;
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,11 +27,13 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::set_tcp_congestion;
 use serde::{Deserialize, Serialize};
 
-use crate::bootstrap::{accept_until, remaining};
+pub use self::blocks::Blocks;
+pub use self::door::{Door, Listener};
+use crate::bootstrap::remaining;
 use crate::plugin_floor::{self, Comms, Registered};
-use crate::workload::{Op, Span};
+use crate::workload::Op;
 
-/// The most streams a floor may have.
+/// Maximum streams of a floor.
 pub const MAX_STREAMS: usize = 64;
 
 /// Bytes offered to one system call: the candidates worth trying.
@@ -38,40 +42,34 @@ pub const MAX_STREAMS: usize = 64;
 /// `MSG_WAITALL` and fixed socket buffers won some runs and lost others, so they are left out.
 pub const CALL_BYTES: [usize; 3] = [256 << 10, 512 << 10, 1 << 20];
 
-/// Below this a further stream costs more than it carries: small totals use fewer streams.
-const MIN_BYTES_PER_STREAM: usize = 64 << 10;
-
-/// Cuts between streams fall on multiples of this, so that no page is split.
-const CUT_ALIGNMENT: usize = 4 << 10;
-
 /// The kernel's `UIO_MAXIOV`: entries of one vectored call.
 const MAX_PIECES: usize = 1024;
 
-/// A stream that makes no progress for this long has lost its peer.
+/// Time without progress after which a stream counts as lost.
 const STALL: Duration = Duration::from_secs(30);
 
-/// First bytes of a floor stream, then the nonce of its listener and its index.
+/// Magic bytes of a floor stream, followed by the nonce of its listener and its index.
 const MAGIC: [u8; 8] = *b"tcpx-flr";
 
-/// Proof that a stream belongs to this measurement, not to a passer-by.
+/// Proves that a stream belongs to this measurement.
 pub type Nonce = [u8; 16];
 
-/// How the initiator waits for the last byte.
+/// The way the initiator waits for the last byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Waiting {
-    /// Asleep in the kernel (`Transfer::wait`, a blocking `readv`).
+    /// Blocked in the kernel (`Transfer::wait`, a blocking `readv`).
     Block,
-    /// Awake (`Transfer::poll`, a `readv` that does not block).
+    /// Polling (`Transfer::poll`, a non-blocking `readv`).
     Poll,
 }
 
-/// How a round is run.
+/// The parameters of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tuning {
     /// Bytes offered to one system call; at least one.
     pub call_bytes: usize,
-    /// How the initiator waits.
+    /// The way the initiator waits.
     pub waiting: Waiting,
 }
 
@@ -79,57 +77,12 @@ pub struct Tuning {
 #[derive(Debug)]
 pub struct Streams {
     sockets: Vec<TcpStream>,
-    /// The comms that carry the blocks instead, one a stream, if a plugin does.
+    /// The comms that carry the blocks instead, one per stream, if a plugin does.
     comms: Vec<Mutex<Comms>>,
 }
 
-/// Where the target of a floor waits for its streams.
-#[derive(Debug)]
-pub struct Listener {
-    listener: TcpListener,
-    nonce: Nonce,
-}
-
-impl Listener {
-    /// Listens on any free port of `address`. The nonce must be unpredictable.
-    pub fn bind(address: IpAddr, nonce: Nonce) -> io::Result<Listener> {
-        let listener = TcpListener::bind(SocketAddr::new(address, 0))?;
-        Ok(Listener { listener, nonce })
-    }
-
-    /// The port to tell the initiator.
-    pub fn port(&self) -> io::Result<u16> {
-        Ok(self.listener.local_addr()?.port())
-    }
-
-    /// Takes `count` streams; whatever else connects is dropped.
-    pub fn accept(&self, count: usize, timeout: Duration) -> io::Result<Streams> {
-        let deadline = Instant::now() + timeout;
-        let mut sockets: Vec<Option<TcpStream>> = Vec::new();
-        sockets.resize_with(count, || None);
-        while sockets.iter().any(Option::is_none) {
-            let (mut socket, _) = accept_until(&self.listener, deadline)?;
-            socket.set_read_timeout(Some(remaining(deadline)?.min(Duration::from_secs(2))))?;
-            let mut hello = [0; 26];
-            if socket.read_exact(&mut hello).is_err() {
-                continue;
-            }
-            let index = usize::from(u16::from_be_bytes([hello[24], hello[25]]));
-            let ours = hello[..8] == MAGIC && hello[8..24] == self.nonce;
-            if let (true, Some(slot)) = (ours, sockets.get_mut(index)) {
-                configure(&socket)?;
-                *slot = Some(socket);
-            }
-        }
-        Ok(Streams {
-            sockets: sockets.into_iter().flatten().collect(),
-            comms: Vec::new(),
-        })
-    }
-}
-
 impl Streams {
-    /// Opens `count` streams to a [`Listener`].
+    /// Opens `count` streams to the [`Door`] of a [`Listener`].
     pub fn connect(
         address: SocketAddr,
         nonce: Nonce,
@@ -154,26 +107,26 @@ impl Streams {
         })
     }
 
-    /// Gives all streams a congestion control of this kernel. A name it does not have is no error,
-    /// as with the engine's lanes: the streams keep the system's.
+    /// Sets the congestion control of all streams. An unknown name is no error, as with the
+    /// engine's lanes: the streams keep the system's default.
     pub fn set_congestion_control(&self, name: &str) {
         for socket in &self.sockets {
             let _ = set_tcp_congestion(socket, name);
         }
     }
 
-    /// Lets a plugin carry the blocks, as on the lanes of a session of this configuration. Both sides do this at the same
-    /// time; the streams keep saying when a side is ready.
+    /// Lets a plugin carry the blocks, as on the lanes of a session with this configuration. Both
+    /// sides call this at the same time; the streams still signal when a side is ready.
     ///
     /// # Errors
-    /// What the plugin says.
+    /// The plugin's error.
     pub fn plug(&mut self, config: &tcpx::Config) -> io::Result<()> {
         let comms = plugin_floor::connect(config, &self.sockets)?;
         self.comms = comms.into_iter().map(Mutex::new).collect();
         Ok(())
     }
 
-    /// Whether a plugin carries the blocks.
+    /// Returns whether a plugin carries the blocks.
     pub fn is_plugged(&self) -> bool {
         !self.comms.is_empty()
     }
@@ -182,7 +135,7 @@ impl Streams {
         self.comms.get(index)
     }
 
-    /// How many there are.
+    /// Returns the number of streams.
     pub fn count(&self) -> usize {
         self.sockets.len()
     }
@@ -226,7 +179,8 @@ impl Streams {
     }
 }
 
-/// One thread a stream, the first of them the caller's; the first stream's result, or any error.
+/// Runs one thread per stream, the first on the caller's; returns the first stream's result, or any
+/// error.
 fn run_streams<'scope, T: Send>(
     sockets: &'scope [TcpStream],
     mut shares: Vec<Vec<&'scope mut [u8]>>,
@@ -251,7 +205,7 @@ fn run_streams<'scope, T: Send>(
     })
 }
 
-/// What carries the blocks of one stream: its socket, or comms beside it.
+/// The carrier of one stream's blocks: its socket, or comms beside it.
 struct Path<'a> {
     socket: &'a TcpStream,
     comms: Option<std::sync::MutexGuard<'a, Comms>>,
@@ -279,7 +233,7 @@ fn initiate_one(
     let mut byte = [0];
     let mut socket = path.socket;
     let mut carrier = Carrier::new(&mut path, &mut blocks, tuning.call_bytes)?;
-    // The target's threads are up and waiting before the first clock starts.
+    // The target's threads are running and waiting before the first clock starts.
     let mut result = retry(|| socket.read(&mut byte)).and_then(expect).map(drop);
     for _ in 0..iterations {
         gate.pass(&result)?;
@@ -329,7 +283,7 @@ fn serve_one(
     Ok(())
 }
 
-/// The blocks of one stream, and the way they go.
+/// The blocks of one stream, and their path.
 enum Carrier<'a, 'm> {
     Socket {
         socket: &'a TcpStream,
@@ -378,7 +332,7 @@ impl<'a, 'm> Carrier<'a, 'm> {
     }
 }
 
-/// Where a vectored loop stands: the next byte is `blocks[block][offset]`.
+/// The position of a vectored loop: the next byte is `blocks[block][offset]`.
 #[derive(Clone, Copy)]
 struct Cursor {
     block: usize,
@@ -450,14 +404,14 @@ fn receive(mut socket: &TcpStream, blocks: &mut [&mut [u8]], call_bytes: usize) 
     Ok(())
 }
 
-/// Repeats a call that was interrupted or, on a polling initiator, had nothing to do yet.
+/// Repeats a call that was interrupted or, on a polling initiator, would block.
 fn retry(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     let mut stalled = None;
     loop {
         match call() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                // A blocking socket says this after STALL, a polling one at once: look at the
+                // A blocking socket returns this after STALL, a polling one at once: check the
                 // clock.
                 if stalled.get_or_insert_with(Instant::now).elapsed() > STALL {
                     return Err(io::ErrorKind::TimedOut.into());
@@ -496,8 +450,7 @@ impl Gate {
         }
     }
 
-    /// Waits for the others. Everyone leaves by the same gate: a failure anywhere is an error for
-    /// all.
+    /// Waits for the others. A failure of any thread is an error for all.
     fn pass(&self, result: &io::Result<()>) -> io::Result<()> {
         if result.is_err() {
             self.failed.store(true, Ordering::Relaxed);
@@ -515,98 +468,12 @@ impl Gate {
     }
 }
 
-/// The blocks of one side, ready to be borrowed from its buffer.
-#[derive(Clone, Debug)]
-pub struct Blocks {
-    /// In the order in which they are moved.
-    spans: Vec<Span>,
-    /// Indices into `spans` by ascending offset. Sorted once: a round must not pay for it.
-    by_offset: Vec<usize>,
-}
-
-impl Blocks {
-    /// The blocks at these spans, which must not overlap.
-    pub fn new(spans: Vec<Span>) -> Blocks {
-        let mut by_offset: Vec<usize> = (0..spans.len()).collect();
-        by_offset.sort_unstable_by_key(|&index| spans[index].offset);
-        Blocks { spans, by_offset }
-    }
-
-    /// Borrows the blocks, in order, as one list a stream of about equal bytes; a block is cut
-    /// where the border between two streams falls. Fewer lists for small totals, never an empty
-    /// one.
-    fn share<'m>(&self, memory: &'m mut [u8], streams: usize) -> Vec<Vec<&'m mut [u8]>> {
-        let total: usize = self.spans.iter().map(|span| span.len).sum();
-        let streams = streams.min(total.div_ceil(MIN_BYTES_PER_STREAM)).max(1);
-        let each = total.div_ceil(streams).next_multiple_of(CUT_ALIGNMENT);
-        let list = || Vec::with_capacity(self.spans.len() / streams + 2);
-        let (mut shares, mut current, mut room) = (Vec::with_capacity(streams), list(), each);
-        for mut block in self.borrow(memory) {
-            while block.len() > room {
-                let (head, tail) = block.split_at_mut(room);
-                if !head.is_empty() {
-                    current.push(head);
-                }
-                shares.push(std::mem::replace(&mut current, list()));
-                (block, room) = (tail, each);
-            }
-            room -= block.len();
-            current.push(block);
-        }
-        shares.push(current);
-        shares
-    }
-
-    fn borrow<'m>(&self, memory: &'m mut [u8]) -> Vec<&'m mut [u8]> {
-        let mut blocks: Vec<&'m mut [u8]> = Vec::new();
-        blocks.resize_with(self.spans.len(), Default::default);
-        let (mut rest, mut at) = (memory, 0);
-        for &index in &self.by_offset {
-            let Span { offset, len } = self.spans[index];
-            let (block, after) = rest.split_at_mut(offset - at).1.split_at_mut(len);
-            blocks[index] = block;
-            (rest, at) = (after, offset + len);
-        }
-        blocks
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::workload::{Pattern, Shape, Side, verify};
-
-    #[test]
-    fn shares_hold_every_byte_once_and_in_order() {
-        for (total, block, streams) in [
-            (1, 1, 4),
-            (100_000, 0, 3),
-            (1 << 20, 4096, 1),
-            (1_000_003, 999, 4),
-            (200_000, 7, 8),
-        ] {
-            let shape = Shape::new(Op::Write, total, block, true).unwrap();
-            let spans = shape.spans(Side::Initiator);
-            let mut memory = vec![0; total as usize];
-            Pattern::new(1).fill(0, &mut memory);
-            let expected: Vec<u8> = spans
-                .iter()
-                .flat_map(|s| &memory[s.offset..s.offset + s.len])
-                .copied()
-                .collect();
-            let blocks = Blocks::new(spans);
-            let shares = blocks.share(&mut memory, streams);
-            assert!(shares.len() <= streams);
-            assert!(shares.iter().flatten().all(|block| !block.is_empty()));
-            let found: Vec<u8> = shares
-                .iter()
-                .flatten()
-                .flat_map(|b| b.iter())
-                .copied()
-                .collect();
-            assert_eq!(found, expected);
-        }
-    }
 
     #[test]
     fn both_directions_deliver_every_byte() {
@@ -630,15 +497,25 @@ mod tests {
             };
             Pattern::new(5).fill(0, source);
 
-            let listener = Listener::bind([127, 0, 0, 1].into(), [9; 16]).unwrap();
-            let address = SocketAddr::new([127, 0, 0, 1].into(), listener.port().unwrap());
+            let (listener, address) = listener();
             let wait = Duration::from_secs(10);
+            // Both come before the streams: a stream of another floor is refused, a client waits
+            // for its turn.
+            let other = TcpStream::connect(address).unwrap();
+            (&other)
+                .write_all(&[&MAGIC[..], &[0x41; 18]].concat())
+                .unwrap();
+            let client = TcpStream::connect(address).unwrap();
+            (&client).write_all(b"tcpx-bs\x01").unwrap();
             let samples = std::thread::scope(|scope| {
                 scope.spawn(|| {
-                    // A stranger is turned away.
-                    let stranger = TcpStream::connect(address).unwrap();
-                    (&stranger).write_all(&[0x41; 26]).unwrap();
                     let accepted = listener.accept(streams, wait).unwrap();
+                    let soon = Instant::now() + wait;
+                    let (mut waiting, from) = listener.door.accept_client(soon).unwrap();
+                    assert_eq!(from, client.local_addr().unwrap());
+                    let mut greeting = [0; 8];
+                    waiting.read_exact(&mut greeting).unwrap();
+                    assert_eq!(&greeting, b"tcpx-bs\x01");
                     let blocks = Blocks::new(shape.spans(Side::Target));
                     accepted.serve(op, &mut theirs, &blocks, 4, tuning).unwrap();
                 });
@@ -654,10 +531,15 @@ mod tests {
         }
     }
 
+    fn listener() -> (Listener, SocketAddr) {
+        let door = Door::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = door.address().unwrap();
+        (Listener::at(Arc::new(door), [9; 16]), address)
+    }
+
     #[test]
     fn a_dead_peer_is_an_error_on_every_stream() {
-        let listener = Listener::bind([127, 0, 0, 1].into(), [9; 16]).unwrap();
-        let address = SocketAddr::new([127, 0, 0, 1].into(), listener.port().unwrap());
+        let (listener, address) = listener();
         let wait = Duration::from_secs(10);
         let connected = Streams::connect(address, [9; 16], 3, wait).unwrap();
         drop(listener.accept(3, wait).unwrap());

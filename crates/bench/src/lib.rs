@@ -1,30 +1,30 @@
 //! Measures the engine of tcpx beside the raw sockets below it, in two processes, in one run.
 //!
-//! A number for a transfer engine means little alone: it depends on the machine, the kernel, the
-//! neighbours and the day. So every measurement here alternates rounds of the engine with rounds of
-//! *the floor* ([`floor`]), a plain `readv`/`writev` loop over the same bytes, blocks and stream
-//! count, and reports both with their ratio.
+//! A number for a transfer engine means little alone: it depends on the machine, the kernel, other
+//! load and the day. So every measurement here alternates rounds of the engine with rounds of *the
+//! floor* ([`floor`]), a plain `readv`/`writev` loop over the same bytes, blocks and stream count,
+//! and reports both with their ratio.
 //!
-//! # The map
+//! # Modules
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`workload`] | what is moved: sizes, block orders, patterns that prove every byte; pure |
+//! | [`workload`] | the data: sizes, block orders, patterns that verify every byte; pure |
 //! | [`floor`], [`plugin_floor`] | the raw loop to compare with, over sockets or over a plugin |
 //! | [`bootstrap`] | two programs exchange their first bytes (also used by `tcpx check`) |
-//! | [`place`], [`memory`] | where the bytes lie: in the host or on a GPU |
+//! | [`place`], [`memory`] | the location of the bytes: in the host or on a GPU |
 //! | [`peer`] | the second process: spawned here, or a server elsewhere |
-//! | [`measure`] | [`Bench`](measure::Bench): rounds, warm-up, verification, one result a case |
-//! | [`measure::beside`] | what a model that computes meanwhile keeps of its speed |
-//! | [`path`] | what carries the bytes: lanes, or direct copies within one host |
-//! | [`prepare`](mod@prepare) | what preparing and posting many segments cost |
+//! | [`measure`] | [`Bench`](measure::Bench): rounds, warm-up, verification, one result per case |
+//! | [`measure::beside`] | the slowdown of a model that computes meanwhile |
+//! | [`path`] | the path of the bytes: lanes, or direct copies within one host |
+//! | [`prepare`](mod@prepare) | the cost of preparing and posting many segments |
 //! | [`stats`] | medians, percentiles, ratios; pure |
 //! | [`suite`] | the named cases, and cases from options; pure |
 //! | [`soak`] | memory, descriptors and throughput over a long time; idle cost |
-//! | [`faults`] | the same beside processes that die, stop, flood, lose connections and fork |
+//! | [`faults`] | the same with processes that die, stop, flood, lose connections and fork |
 //! | [`report`] | results as JSON and as one page of HTML |
 //!
-//! The library prints nothing and reads no environment: `crates/cli` is its face.
+//! The library prints nothing and reads no environment: `crates/cli` is its user interface.
 
 pub mod bootstrap;
 pub mod error;

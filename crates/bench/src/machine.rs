@@ -1,11 +1,11 @@
-//! What a number was measured on: a number without its machine is not a result.
+//! Describes the machine of a measurement: a number without its machine is not a result.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// One machine, in the words of its kernel.
+/// One machine, as its kernel describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// Host name.
@@ -26,7 +26,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This machine.
+    /// Describes this machine.
     pub fn here() -> Machine {
         let uname = rustix::system::uname();
         let text = |field: &std::ffi::CStr| field.to_string_lossy().into_owned();
@@ -50,7 +50,7 @@ impl Machine {
     }
 }
 
-/// Bytes that can be allocated without swapping.
+/// Returns the bytes that can be allocated without swapping.
 pub(crate) fn available_bytes() -> u64 {
     memory("MemAvailable")
 }
@@ -66,8 +66,8 @@ fn sysctl(name: &str) -> Option<String> {
     Some(value.split_ascii_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// What the kernel driver knows, one folder a GPU: asking CUDA would initialise it, which measurements
-/// of host memory must not pay for.
+/// Lists the GPUs that the kernel driver knows, one folder each: asking CUDA would initialise it,
+/// which measurements of host memory must not pay for.
 fn gpus(folder: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(folder) else {
         return Vec::new();
@@ -81,7 +81,7 @@ fn gpus(folder: &Path) -> Vec<String> {
     gpus.into_iter().map(model).collect()
 }
 
-/// The value of a `name : value` line.
+/// Returns the value of a `name : value` line.
 fn field<'t>(text: &'t str, name: &str) -> Option<&'t str> {
     text.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;

@@ -1,4 +1,4 @@
-//! Rounds of the engine and rounds of the floor, in turns, over the same bytes.
+//! Alternates rounds of the engine and rounds of the floor over the same bytes.
 //!
 //! ```text
 //!   prepare ─► verified run of each ─► warm-up, floor tuned ─► rounds ─► verified run
@@ -7,9 +7,9 @@
 //!                                                              engine floor …
 //! ```
 //!
-//! Taking turns makes a busy neighbour or a falling clock hit both alike, and changing who begins
-//! cancels what the first of a pair has from coming first. Before a verified run both buffers are
-//! poisoned with different patterns, so that a transfer that does nothing cannot pass.
+//! Alternating makes other load or a falling clock affect both alike, and changing the first of
+//! each pair cancels the effect of the order. Before a verified run both buffers are poisoned with
+//! different patterns, so that a transfer that does nothing cannot pass.
 
 pub mod beside;
 mod rounds;
@@ -35,30 +35,35 @@ use beside::{BesideResult, LoadKind};
 use stage::Stage;
 pub(crate) use stage::{complete, prepare};
 
-/// How long the lanes may take to connect.
+/// Time limit for the lanes to connect.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(35);
 
-/// Bytes of the transfer that finds out which path is taken.
+/// Bytes of the transfer that finds out which path is used.
 const PROBE_BYTES: u64 = 4 << 10;
 
-/// Hears how a measurement goes: draws a bar, prints a line, or does nothing (`()`).
+/// Receives the progress of a measurement: draws a bar, prints a line, or does nothing (`()`).
 pub trait Progress {
-    /// A case begins, `index` (from 0) of `count`.
+    /// Called when a case begins, `index` (from 0) of `count`.
     fn started(&mut self, index: usize, count: usize, case: &Case) {
         let _ = (index, count, case);
     }
 
-    /// Something happened within the case.
+    /// Called for each step within the case.
     fn step(&mut self, step: Step) {
         let _ = step;
     }
 
-    /// The case is done.
+    /// Returns whether the user has interrupted: the measurement ends with the results so far.
+    fn is_interrupted(&self) -> bool {
+        false
+    }
+
+    /// Called when the case is done.
     fn finished(&mut self, result: &CaseResult) {
         let _ = result;
     }
 
-    /// The case is done beside a load.
+    /// Called when the case beside a load is done.
     fn finished_beside(&mut self, result: &BesideResult) {
         let _ = result;
     }
@@ -66,11 +71,11 @@ pub trait Progress {
 
 impl Progress for () {}
 
-/// Where a case stands.
+/// The progress of a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Step {
-    /// Memory is made and filled, every byte of a first run is checked.
+    /// Memory is allocated and filled, and every byte of a first run is checked.
     Verifying,
     /// Warm-up, and the choice of the floor's call size.
     WarmingUp,
@@ -85,14 +90,14 @@ pub enum Step {
     },
     /// A load runs, alone and beside the transfer.
     Computing {
-        /// Which.
+        /// The load.
         load: LoadKind,
         /// From 0 to 1.
         done: f64,
     },
 }
 
-/// What to do besides measuring the engine.
+/// Options besides measuring the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extras {
     /// Measure the floor too, where lanes carry the bytes: copies within a host use no sockets.
@@ -110,43 +115,46 @@ impl Default for Extras {
     }
 }
 
-/// What came out of one case.
+/// The result of one case.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CaseResult {
     /// The case's name.
     pub name: String,
-    /// What it is part of.
+    /// The group it belongs to.
     pub group: Group,
-    /// What was moved.
+    /// The transferred data.
     pub shape: Shape,
-    /// How the caller waited.
+    /// The way the caller waited.
     pub waiting: Waiting,
-    /// Lanes of the engine, streams of the floor.
+    /// Number of lanes of the engine, and of streams of the floor.
     pub lanes: usize,
     /// Time to prepare the transfer, in milliseconds.
     pub prepare_ms: f64,
-    /// The engine.
+    /// The engine's numbers.
     pub engine: Measured,
-    /// The floor, if it was measured.
+    /// The floor's numbers, if it was measured.
     pub floor: Option<FloorResult>,
+    /// What limits the engine, in words, as this side sees it.
+    #[serde(default)]
+    pub limit: String,
     /// Whether every byte was checked, before and after the rounds. Wrong bytes give no result.
     pub verified: bool,
 }
 
-/// What the floor did in the same case.
+/// The result of the floor in the same case.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FloorResult {
     /// Its numbers.
     #[serde(flatten)]
     pub measured: Measured,
-    /// Bytes it offered to one system call, or sent as one message: the fastest of the candidates.
+    /// Bytes per system call, or per message: the fastest of the candidates.
     pub call_bytes: usize,
-    /// Whether it went over a NCCL net plugin, as the engine did.
+    /// Whether it used a NCCL net plugin, as the engine did.
     #[serde(default)]
     pub plugin: bool,
-    /// The engine's GB/s as a part of the floor's.
+    /// The engine's GB/s as a fraction of the floor's.
     pub ratio: f64,
-    /// The smallest and the largest ratio of any two rounds that followed each other.
+    /// The smallest and the largest ratio of two consecutive rounds.
     pub ratio_range: (f64, f64),
     /// The engine's CPU seconds per GB as a multiple of the floor's.
     pub cpu_ratio: f64,
@@ -161,22 +169,29 @@ pub struct Bench {
     remote: Remote,
     places: Places,
     taken: Taken,
-    /// Held between cases, so that none of them pays for a new context.
+    /// Held between cases, so that no case pays for a new context.
     _device: Opened,
-    /// Patterns of different runs differ.
+    /// Makes the patterns of different runs differ.
     seed: u64,
 }
 
+/// Uses any port: the two processes of a machine connect at addresses of their own, whatever the
+/// settings open to others.
+pub(crate) fn unmapped(config: Config) -> Result<Config, tcpx::ConfigError> {
+    config.with("listen_port", 0)?.with("advertise", "")
+}
+
 impl Bench {
-    /// Measures on this machine, against a second process. Unless the configuration says otherwise
-    /// lanes carry the bytes, over the loopback interface, so that the floor is comparable.
+    /// Measures on this machine, against a second process. Unless configured otherwise, lanes carry
+    /// the bytes over the loopback interface, so that the floor is comparable.
     ///
     /// # Errors
-    /// The memory of either place cannot be had, a setting is wrong, or the process cannot be
+    /// The memory of either place is not available, a setting is wrong, or the process cannot be
     /// started or connected.
     pub fn spawn(program: &Program, places: Places, mut config: Config) -> Result<Bench, Error> {
         let device = places.initiator.open()?;
         stay_on_loopback(&mut config)?;
+        config = unmapped(config)?;
         set_default(&mut config, "same_host", Path::Lanes.setting())?;
         let settings = shared_settings(&config, true);
         let remote = Remote::spawn(program, places.target, &settings)?;
@@ -203,6 +218,12 @@ impl Bench {
         Bench::new(remote, places, device, config)
     }
 
+    /// Whether the other process was started for this measurement, and ends with it.
+    #[must_use]
+    pub fn has_second(&self) -> bool {
+        self.remote.is_child()
+    }
+
     fn new(remote: Remote, places: Places, device: Opened, config: Config) -> Result<Bench, Error> {
         let name = format!("bench-initiator-{}", std::process::id());
         let session = Session::new(config.with_name(name)?)?;
@@ -222,7 +243,7 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Moves a few bytes and looks at what has carried them.
+    /// Moves a few bytes and finds out which path they took.
     fn find_path(&mut self) -> Result<Taken, Error> {
         let shape = Shape::new(Op::Write, PROBE_BYTES, 0, false)?;
         let region = self.remote.prepare(shape)?;
@@ -233,42 +254,43 @@ impl Bench {
         Ok(Taken::of(self.peer.same_host(), self.places))
     }
 
-    /// This side's session.
+    /// Returns this side's session.
     pub fn session(&self) -> &Session {
         &self.session
     }
 
-    /// The other side's session.
+    /// Returns the other side's session.
     pub fn peer(&self) -> &Peer {
         &self.peer
     }
 
-    /// The other process.
+    /// Returns the other process.
     pub fn remote(&mut self) -> &mut Remote {
         &mut self.remote
     }
 
-    /// Where the memory of both sides lies.
+    /// Returns the places of both sides' memory.
     pub fn places(&self) -> Places {
         self.places
     }
 
-    /// What carries the bytes, and why it is not a better path.
+    /// Returns the path of the bytes, and why it is not a better one.
     pub fn taken(&self) -> &Taken {
         &self.taken
     }
 
-    /// Where this side's memory lies.
+    /// Returns the place of this side's memory.
     pub(crate) fn place(&self) -> Place {
         self.places.initiator
     }
 
-    /// Lanes of the engine, which is also how many streams the floor has.
+    /// Returns the number of lanes of the engine, which is also that of the floor's streams.
     pub fn lanes(&self) -> usize {
         self.peer.lanes().len().max(1)
     }
 
-    /// Measures the cases one after the other.
+    /// Measures the cases one after the other. If `progress` is interrupted, the current case ends
+    /// after its current round and none follows.
     pub fn run(
         &mut self,
         cases: &[Case],
@@ -277,6 +299,9 @@ impl Bench {
     ) -> Result<Vec<CaseResult>, Error> {
         let mut results = Vec::with_capacity(cases.len());
         for (index, case) in cases.iter().enumerate() {
+            if progress.is_interrupted() {
+                break;
+            }
             progress.started(index, cases.len(), case);
             let result = self.run_case(case, extras, progress)?;
             progress.finished(&result);
@@ -334,6 +359,7 @@ impl Bench {
             prepare_ms: stage.prepare.as_secs_f64() * 1e3,
             engine,
             floor,
+            limit: rounds.observed.limit().to_string(),
             verified: extras.verify,
         })
     }
@@ -363,8 +389,8 @@ impl FloorResult {
     }
 }
 
-/// Settings of this side that the other must share: what was chosen, not what is default.
-/// Interface names mean something else on another machine.
+/// Returns settings of this side that the other must share: explicit ones, not defaults. Interface
+/// names are left out, since they differ between machines.
 pub(crate) fn shared_settings(config: &Config, same_machine: bool) -> Vec<(String, String)> {
     let rows = config
         .rows()
@@ -376,12 +402,12 @@ pub(crate) fn shared_settings(config: &Config, same_machine: bool) -> Vec<(Strin
         .collect()
 }
 
-/// Two processes of one machine meet on loopback, whatever other interfaces there are.
+/// Makes two processes of one machine connect over loopback, whatever other interfaces there are.
 fn stay_on_loopback(config: &mut Config) -> Result<(), Error> {
     set_default(config, "interfaces", "lo")
 }
 
-/// Sets what nobody has chosen.
+/// Sets a value unless the user has chosen one.
 fn set_default(config: &mut Config, key: &str, value: &str) -> Result<(), Error> {
     let chosen = |row: &tcpx::ConfigRow| row.key == key && row.source != Source::Default;
     if !config.rows().iter().any(chosen) {

@@ -1,4 +1,4 @@
-//! Registered memory of one side, in the host or on a GPU, and what a measurement does with it.
+//! Registered memory of one side, in the host or on a GPU, with the operations of a measurement.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ impl Placed {
     /// Allocates and registers `len` bytes.
     ///
     /// # Errors
-    /// The place is not there or has not enough memory, or the session is closed.
+    /// The place does not exist or has not enough memory, or the session is closed.
     pub fn new(session: &Session, place: Place, len: usize) -> Result<Placed, tcpx::Error> {
         match place {
             Place::Host => {
@@ -41,7 +41,7 @@ impl Placed {
                 let buffer = DeviceBuffer::alloc(ordinal, len)?;
                 let kind = MemoryKind::Cuda { device: ordinal };
                 // SAFETY: the buffer's memory stays allocated until the buffer is dropped, and
-                // nothing takes it out of this value, whose `region` is dropped before it.
+                // nothing moves it out of this value, whose `region` is dropped before it.
                 let region =
                     unsafe { session.register_raw(buffer.address() as *mut u8, len, kind)? };
                 Ok(Placed {
@@ -52,12 +52,12 @@ impl Placed {
         }
     }
 
-    /// Its registration.
+    /// Returns its registration.
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// How many bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         match &self.storage {
             Storage::Host(buffer) => buffer.len(),
@@ -65,7 +65,7 @@ impl Placed {
         }
     }
 
-    /// Whether there are no bytes; never, since empty memory cannot be registered.
+    /// Returns whether there are no bytes; never, since empty memory cannot be registered.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -76,7 +76,7 @@ impl Placed {
     /// The GPU failed.
     ///
     /// # Panics
-    /// When they do not fit into host memory; a GPU's refuses them with an error.
+    /// Panics if they do not fit into host memory; memory of a GPU returns an error.
     pub fn write(&self, bytes: &[u8]) -> Result<(), tcpx::Error> {
         match &self.storage {
             Storage::Host(buffer) => buffer.write(0, bytes),
@@ -101,13 +101,13 @@ impl Placed {
     }
 }
 
-/// Who has moved the bytes that are to be verified.
+/// The contestant that has moved the bytes to verify.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Contestant {
     /// The engine, between the registered memory of both sides.
     Engine,
-    /// The floor, which knows host memory only.
+    /// The floor, which uses host memory only.
     Floor,
 }
 
@@ -122,17 +122,17 @@ impl fmt::Display for Contestant {
 
 /// Registered memory, of which a workload uses the beginning, and the host memory of the floor.
 ///
-/// In host memory both are the very same bytes, so neither has the better pages or the warmer
-/// caches. Raw sockets do not reach memory of a GPU: there the floor has host memory of its own,
-/// through which patterns are written and verified too.
+/// In host memory both are the same bytes, so that neither has better pages or warmer caches. Raw
+/// sockets cannot access memory of a GPU: there the floor has host memory of its own, through which
+/// patterns are written and verified too.
 pub(crate) struct Memory {
     placed: Placed,
-    /// Beside memory of a GPU, and as long; otherwise empty.
+    /// As long as memory of a GPU beside it; otherwise empty.
     beside: Vec<u8>,
 }
 
 impl Memory {
-    /// Memory for a workload: what was used before if that is large enough, else new.
+    /// Returns memory for a workload: reused if it is large enough, else new.
     pub(crate) fn for_shape(
         session: &Session,
         place: Place,
@@ -159,7 +159,7 @@ impl Memory {
         self.placed.region()
     }
 
-    /// Fills what a workload uses with a pattern, for both contestants.
+    /// Fills the part that a workload uses with a pattern, for both contestants.
     pub(crate) fn fill(&mut self, shape: &Shape, seed: u64) -> Result<(), tcpx::Error> {
         Pattern::new(seed).fill(0, self.idle_bytes(shape));
         match self.placed.storage {
@@ -178,14 +178,15 @@ impl Memory {
         contestant: Contestant,
     ) -> Result<Result<(), Mismatch>, tcpx::Error> {
         if let (Storage::Device(_), Contestant::Engine) = (&self.placed.storage, contestant) {
-            // A copy that brings nothing leaves what `fill` put here, which is not the source's.
+            // If nothing is copied, the pattern of `fill` stays, which differs from the source's.
             self.placed
                 .read(&mut self.beside[..shape.total_bytes() as usize])?;
         }
         Ok(verify(shape, Pattern::new(seed), self.idle_bytes(shape)))
     }
 
-    /// The floor's view of what a workload uses, to be touched only while no transfer is in flight.
+    /// Returns the floor's view of the part that a workload uses, to be accessed only while no
+    /// transfer is in flight.
     pub(crate) fn idle_bytes(&mut self, shape: &Shape) -> &mut [u8] {
         let len = shape.total_bytes() as usize;
         let Storage::Host(buffer) = &self.placed.storage else {
@@ -193,18 +194,19 @@ impl Memory {
         };
         // SAFETY: `buffer` is a live allocation of initialised bytes that this value owns and never
         // lends or clones, so `&mut self` excludes every other access of this process. The engine
-        // touches it only for a transfer, and only the initiator of the measurement posts any: it
+        // accesses it only for a transfer, and only the initiator of the measurement posts any: it
         // does not ask a side to fill, verify or run the floor before its transfers have completed
-        // (`measure`, `soak`), and a completed transfer touches no memory.
+        // (`measure`, `soak`), and a completed transfer accesses no memory.
         let bytes =
             unsafe { std::slice::from_raw_parts_mut(buffer.address() as *mut u8, buffer.len()) };
         &mut bytes[..len]
     }
 }
 
-/// Refuses a workload that this machine, or its GPU, has not the memory for.
+/// Refuses a workload for which this machine, or its GPU, has not enough memory.
 ///
-/// Half of what is free may be used: the measuring process may be on this machine and need as much.
+/// Half of the free memory may be used: the measuring process may be on this machine and need as
+/// much.
 pub(crate) fn check_room(place: Place, shape: &Shape) -> Result<(), Error> {
     let refuse = |limit: u64, of: &str| Error::Option {
         option: "size",

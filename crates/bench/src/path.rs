@@ -1,4 +1,4 @@
-//! What carries the bytes of a measurement: lanes, or direct copies within one host.
+//! The path of a measurement's bytes: lanes, or direct copies within one host.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use tcpx::SameHostInfo;
 
 use crate::place::Places;
 
-/// What carries the bytes of a measurement. Written `lanes` or `same-host`.
+/// The path of a measurement's bytes. Written `lanes` or `same-host`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Path {
@@ -19,7 +19,7 @@ pub enum Path {
 }
 
 impl Path {
-    /// The value of the setting `same_host` that allows this path alone.
+    /// Returns the value of the setting `same_host` that allows only this path.
     pub fn setting(self) -> &'static str {
         match self {
             Path::Lanes => "off",
@@ -37,17 +37,17 @@ impl fmt::Display for Path {
     }
 }
 
-/// The path that was taken, and why it was not a better one.
+/// The path taken, and why it was not a better one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
     /// The path.
     pub path: Path,
-    /// Why lanes carry the bytes; none where they are copied directly.
+    /// The reason lanes carry the bytes; `None` if they are copied directly.
     pub why_not: Option<String>,
 }
 
 impl Taken {
-    /// Reads the path off a connection over which nothing but a transfer between `places` has gone.
+    /// Determines the path from a connection that has carried only a transfer between `places`.
     pub(crate) fn of(info: Option<SameHostInfo>, places: Places) -> Taken {
         let info = info.unwrap_or_else(|| SameHostInfo {
             why_not: Some("the peer is not connected".into()),

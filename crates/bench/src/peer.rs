@@ -10,10 +10,10 @@
 //!   └─────────────────┘
 //! ```
 //!
-//! Over that connection go small JSON messages ([`control`]): make memory, fill it, verify it, run
-//! your half of the floor, say what you have used. The connection is also the life line: when it
-//! closes, for whatever reason, the served process ends (or the server forgets the client). There
-//! is no orphan, also when the parent is killed.
+//! Small JSON messages ([`control`]) travel over that connection: allocate memory, fill it, verify
+//! it, run one half of the floor, report usage. When the connection closes, for whatever reason,
+//! the served process ends (or the server drops the client), so that no process is orphaned, also
+//! if the parent is killed.
 
 pub mod control;
 mod remote;

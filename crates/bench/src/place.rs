@@ -1,4 +1,4 @@
-//! Where the memory of a measurement lies: in the host, or on a GPU.
+//! The place of a measurement's memory: in the host, or on a GPU.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,34 +7,34 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tcpx::cuda::Device;
 
-/// Where the memory of one side lies. Written `host` or `vram:0`.
+/// The place of one side's memory. Written `host` or `vram:0`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Place {
     /// Ordinary memory of the process.
     #[default]
     Host,
-    /// Memory of the CUDA device of this number, as the process counts them.
+    /// Memory of the CUDA device with this ordinal in the process.
     Vram(u32),
 }
 
-/// Where the memory of both sides lies. Written as one [`Place`] for both, or as two: the
-/// initiator's, a comma, the target's.
+/// The places of both sides' memory. Written as one [`Place`] for both, or as two: the initiator's,
+/// a comma, the target's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Places {
-    /// Of the side that starts transfers.
+    /// The place of the side that starts transfers.
     pub initiator: Place,
-    /// Of the side that serves them.
+    /// The place of the side that serves them.
     pub target: Place,
 }
 
-/// A GPU that is in use; none for host memory.
+/// A GPU in use; `None` for host memory.
 pub type Opened = Option<Arc<dyn Device>>;
 
-/// Why a text is no [`Place`].
+/// Reports a text that is no valid [`Place`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{found:?} is no place for memory; expected host, or vram:N for the memory of GPU N (for each side its own: host,vram:0)"
+    "{found:?} is not a place for memory; expected host, or vram:N for the memory of GPU N (one per side: host,vram:0)"
 )]
 pub struct PlaceError {
     /// The text.
@@ -42,13 +42,13 @@ pub struct PlaceError {
 }
 
 impl Place {
-    /// Makes sure that the memory can be had: on a GPU, that the device is there and works.
+    /// Checks that the memory is available: on a GPU, that the device exists and works.
     ///
-    /// The device's context lives as long as somebody holds what this returns or has memory there.
-    /// Making it takes a moment: whoever allocates repeatedly should hold it.
+    /// The device's context lives as long as the returned value, or memory there. Creating it takes
+    /// a moment: code that allocates repeatedly should hold it.
     ///
     /// # Errors
-    /// What is missing: the driver, any GPU, or this one.
+    /// The driver, any GPU, or this GPU is missing.
     pub fn open(self) -> Result<Opened, tcpx::Error> {
         Ok(match self {
             Place::Host => None,
@@ -56,14 +56,14 @@ impl Place {
         })
     }
 
-    /// Whether sockets reach the memory directly.
+    /// Returns whether sockets can access the memory directly.
     pub fn is_host(self) -> bool {
         self == Place::Host
     }
 }
 
 impl Places {
-    /// The same for both sides.
+    /// Uses the same place for both sides.
     pub fn both(place: Place) -> Places {
         Places {
             initiator: place,
@@ -71,7 +71,7 @@ impl Places {
         }
     }
 
-    /// Whether both sides are in host memory.
+    /// Returns whether both sides are in host memory.
     pub fn are_host(self) -> bool {
         self.initiator.is_host() && self.target.is_host()
     }
@@ -84,7 +84,7 @@ impl FromStr for Place {
         let wrong = || PlaceError { found: text.into() };
         match text.strip_prefix("vram:") {
             None if text == "host" => Ok(Place::Host),
-            // `parse` would take a sign.
+            // `parse` would accept a sign.
             Some(number) if number.bytes().all(|byte| byte.is_ascii_digit()) => {
                 number.parse().map(Place::Vram).map_err(|_| wrong())
             }

@@ -1,8 +1,10 @@
-//! The floor of plugin lanes: what a NCCL net plugin carries when nothing stands between it and the blocks.
+//! The floor of plugin lanes: the throughput of a NCCL net plugin with nothing between it and the
+//! blocks.
 //!
-//! A raw `isend`/`irecv` loop over as many comms as the engine has lanes: each block is one message, large ones are cut, as
-//! many are in flight as a comm holds, the memory is registered beforehand, and both sides know the order. On an unpack
-//! device the receiver copies the bytes from the bounce pages to their block, as it must.
+//! A raw `isend`/`irecv` loop over as many comms as the engine has lanes: each block is one
+//! message, large ones are cut, as many are outstanding as a comm holds, the memory is registered
+//! beforehand, and both sides know the order. On an unpack device the receiver copies the bytes
+//! from the bounce pages to their block, as it must.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,23 +19,23 @@ use tcpx::ncclnet::{
 };
 use tcpx::{Buffer, Config};
 
-/// A plugin that completes nothing for this long has lost its peer.
+/// Time without completions after which the peer counts as lost.
 const STALL: Duration = Duration::from_secs(30);
-/// How long connecting may take.
+/// Time limit for connecting.
 const CONNECT: Duration = Duration::from_secs(30);
-/// The largest message on an unpack device, as the engine has it.
+/// The largest message on an unpack device, as in the engine.
 const UNPACK_BYTES: usize = 512 << 10;
 
 /// The comms of one stream of the floor.
 #[derive(Debug)]
 pub struct Comms {
-    // Before the memory that they use.
+    // Dropped before the memory that they use.
     send: SendComm,
     recv: RecvComm,
     landing: Option<Landing>,
 }
 
-/// Where receives of an unpack device are posted; the plugin never writes to it.
+/// The buffer for receives of an unpack device; the plugin never writes to it.
 #[derive(Debug)]
 struct Landing {
     handle: MemoryHandle,
@@ -42,10 +44,11 @@ struct Landing {
     bounce: usize,
 }
 
-/// Makes the comms of one floor, with the streams to carry their handles; both sides at the same time.
+/// Sets up the comms of one floor, using the streams to carry their handles; both sides at the same
+/// time.
 ///
 /// # Errors
-/// What the plugin or the streams say.
+/// An error of the plugin or the streams.
 pub fn connect(config: &Config, streams: &[TcpStream]) -> io::Result<Vec<Comms>> {
     let plugin = match config.plugin_version() {
         0 => Plugin::open(config.plugin()),
@@ -120,7 +123,7 @@ impl Landing {
         if device.size != 24 || !on_host(device.handle as usize, 24) {
             return Err(not_here());
         }
-        // SAFETY: the plugin says that these 24 bytes are there, and they are in host memory.
+        // SAFETY: the plugin reports that these 24 bytes exist, and they are in host memory.
         let [ring, bounce, _] = unsafe { device.handle.cast::<[usize; 3]>().read_unaligned() };
         if !on_host(bounce, 1) {
             return Err(not_here());
@@ -141,7 +144,7 @@ impl Landing {
     fn unpack(&self, number: u64, to: &mut [u8]) -> io::Result<()> {
         let slot = (number % 16) as usize;
         let mut copied = 0;
-        // SAFETY: the slot and the pages hold still between `test` and `consume`.
+        // SAFETY: the slot and the pages do not change between `test` and `consume`.
         unsafe {
             let count = ((self.ring + 524_288 + slot * 8) as *const u64).read_volatile();
             fence(Ordering::Acquire);
@@ -164,7 +167,7 @@ impl Landing {
     }
 }
 
-/// Blocks of registered memory that a round goes over.
+/// Blocks of registered memory that a round moves.
 pub struct Registered<'a, 'm> {
     comms: &'a mut Comms,
     send: Option<MemoryHandle>,
@@ -175,10 +178,10 @@ pub struct Registered<'a, 'm> {
 }
 
 impl<'a, 'm> Registered<'a, 'm> {
-    /// Registers the memory that the blocks are in.
+    /// Registers the memory that contains the blocks.
     ///
     /// # Errors
-    /// What the plugin says.
+    /// The plugin's error.
     pub fn new(
         comms: &'a mut Comms,
         blocks: &'a mut [&'m mut [u8]],
@@ -189,8 +192,8 @@ impl<'a, 'm> Registered<'a, 'm> {
         let end = blocks.iter().map(|block| start(block) + block.len()).max();
         let (data, bytes) = (base as *mut u8, end.unwrap_or(base) - base);
         let unpacks = comms.recv.properties().device_type == DeviceType::Unpack;
-        // SAFETY: the blocks are borrowed for as long as this lives, and dropping it undoes the registration; all of
-        // them are in one allocation.
+        // SAFETY: the blocks are borrowed for as long as this lives, and dropping it undoes the
+        // registration; all of them are in one allocation.
         let send = unsafe { comms.send.register(data, bytes, MemoryKind::Host) }.map_err(other)?;
         let mut recv = None;
         if !unpacks {
@@ -217,7 +220,7 @@ impl<'a, 'm> Registered<'a, 'm> {
     /// Sends all blocks.
     ///
     /// # Errors
-    /// What the plugin says, or that it completes nothing.
+    /// The plugin's error, or no completion in time.
     pub fn send(&mut self) -> io::Result<()> {
         let comm = &mut self.comms.send;
         let memory = self.send.as_ref().ok_or(io::ErrorKind::NotConnected)?;
@@ -294,7 +297,7 @@ impl<'a, 'm> Registered<'a, 'm> {
 
 impl Drop for Registered<'_, '_> {
     fn drop(&mut self) {
-        // A comm that has failed keeps nothing registered beyond its own end, which is near.
+        // A failed comm keeps the registration only until its own end, which is near.
         if let Some(memory) = self.send.take() {
             let _ = self.comms.send.deregister(memory);
         }
@@ -304,7 +307,7 @@ impl Drop for Registered<'_, '_> {
     }
 }
 
-/// Where a loop over the pieces of all blocks stands.
+/// The position of a loop over the pieces of all blocks.
 #[derive(Clone, Copy)]
 struct Pieces {
     block: usize,
@@ -336,7 +339,7 @@ impl Pieces {
     }
 }
 
-/// Notices a plugin that completes nothing.
+/// Detects a plugin that completes nothing.
 #[derive(Default)]
 struct Patience {
     looks: u32,

@@ -1,4 +1,4 @@
-//! What preparing and posting cost, apart from moving bytes.
+//! Measures the cost of preparing and posting, apart from moving bytes.
 
 use std::time::Instant;
 
@@ -14,16 +14,16 @@ use crate::workload::{Op, Shape};
 /// The segment counts of the default suite.
 pub const SEGMENTS: [usize; 2] = [10_000, 100_000];
 
-/// Small segments, so that planning rather than copying is what is seen.
+/// Small segments, so that planning dominates and not copying.
 const SEGMENT_BYTES: u64 = 1024;
 
 /// Every time is the median of this many.
 const REPEATS: usize = 5;
 
-/// One number of segments.
+/// The result for one number of segments.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PrepareResult {
-    /// Segments of the transfer.
+    /// Number of segments of the transfer.
     pub segments: usize,
     /// Bytes of each.
     pub segment_bytes: u64,

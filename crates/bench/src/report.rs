@@ -1,8 +1,8 @@
-//! Results as data and as a page.
+//! Formats results as data and as a page.
 //!
 //! A [`Report`] is a run with everything needed to read it years later: the machines, the command,
-//! the settings with where each came from, the date, the version. [`Report::to_json`] is for
-//! programs, [`Report::to_html`] for people: one file, nothing to fetch, light and dark.
+//! the settings with their origins, the date, the version. [`Report::to_json`] is for programs,
+//! [`Report::to_html`] for people: one file, nothing to fetch, light and dark.
 
 mod html;
 mod plots;
@@ -20,7 +20,7 @@ use crate::place::Places;
 use crate::prepare::PrepareResult;
 use crate::soak::{IdlePeersResult, IdleResult, SoakResult};
 
-/// The layout of the JSON. A new field does not change it, a changed meaning does.
+/// Version of the JSON layout. A new field does not change it, a changed meaning does.
 pub const SCHEMA: &str = "tcpx-bench/1";
 
 /// One run.
@@ -28,46 +28,49 @@ pub const SCHEMA: &str = "tcpx-bench/1";
 pub struct Report {
     /// [`SCHEMA`].
     pub schema: String,
-    /// When, in UTC.
+    /// The date, in UTC.
     pub date: String,
     /// Version of tcpx.
     pub version: String,
     /// The command line, word by word.
     pub command: Vec<String>,
-    /// Where it was measured.
+    /// The machine of the measuring process.
     pub machine: Machine,
-    /// The other machine, when there are two.
+    /// The other machine, if there are two.
     pub target_machine: Option<Machine>,
     /// The engine's settings.
     pub settings: Vec<Setting>,
-    /// Lanes of the engine and streams of the floor.
+    /// Number of lanes of the engine and of streams of the floor.
     pub lanes: usize,
-    /// Where the memory lay. The floor's is host memory in any case.
+    /// The places of the memory. The floor always uses host memory.
     #[serde(default)]
     pub memory: Places,
-    /// What carried the bytes.
+    /// The path of the bytes.
     #[serde(default)]
     pub path: Path,
-    /// Why lanes carried them; none where they were copied directly.
+    /// The reason lanes carried them; `None` if they were copied directly.
     #[serde(default)]
     pub why_lanes: Option<String>,
-    /// The cases, in the order in which they were measured.
+    /// The cases, in the order of measurement.
     pub cases: Vec<CaseResult>,
-    /// What loads kept of their speed beside transfers.
+    /// The speed that loads kept beside transfers.
     #[serde(default)]
     pub beside: Vec<BesideResult>,
-    /// What preparing costs.
+    /// The cost of preparing.
     #[serde(default)]
     pub prepare: Vec<PrepareResult>,
-    /// What an idle session costs.
+    /// The cost of an idle session.
     #[serde(default)]
     pub idle: Option<IdleResult>,
-    /// What an idle peer costs.
+    /// The cost of an idle peer.
     #[serde(default)]
     pub idle_peers: Option<IdlePeersResult>,
-    /// What a long run showed.
+    /// The result of a long run.
     #[serde(default)]
     pub soak: Option<SoakResult>,
+    /// Whether the user ended the run early.
+    #[serde(default)]
+    pub interrupted: bool,
 }
 
 /// A setting of the engine in force during the run.
@@ -77,12 +80,12 @@ pub struct Setting {
     pub key: String,
     /// Its value.
     pub value: String,
-    /// Where the value came from.
+    /// The origin of the value.
     pub source: String,
 }
 
 impl Report {
-    /// A report on a run that is about to begin, or has just ended.
+    /// Creates a report on a run that is about to begin, or has just ended.
     pub fn new(bench: &mut Bench, command: Vec<String>) -> Report {
         let settings = bench
             .session()
@@ -116,10 +119,11 @@ impl Report {
             idle: None,
             idle_peers: None,
             soak: None,
+            interrupted: false,
         }
     }
 
-    /// Says in one line which path was measured, and how to measure the other where there is one.
+    /// Returns one line with the path measured, and how to measure the other if there is one.
     pub fn path_line(&self) -> String {
         match (self.path, &self.why_lanes, &self.target_machine) {
             (Path::SameHost, ..) => {
@@ -135,15 +139,15 @@ impl Report {
         }
     }
 
-    /// As JSON, indented.
+    /// Formats the report as indented JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("plain data with string keys")
     }
 
-    /// From JSON of the same schema.
+    /// Parses JSON of the same schema.
     ///
     /// # Errors
-    /// It is no report, or one of another schema.
+    /// The text is no report, or has another schema.
     pub fn from_json(json: &str) -> Result<Report, Error> {
         let unreadable = |error| Error::Report(format!("not a report: {error}"));
         let value: serde_json::Value = serde_json::from_str(json).map_err(unreadable)?;
@@ -155,7 +159,7 @@ impl Report {
         }
     }
 
-    /// As one page of HTML that needs no other file.
+    /// Formats the report as one page of HTML that needs no other file.
     ///
     /// # Errors
     /// A plot could not be drawn.
@@ -176,7 +180,7 @@ pub(crate) mod tests {
     use crate::suite::{Group, Options, cases};
     use crate::workload::{Op, Shape};
 
-    /// A report that looks like one of a real run.
+    /// Returns a report like that of a real run.
     pub(crate) fn sample() -> Report {
         let options = Options {
             sweep: true,
@@ -219,6 +223,7 @@ pub(crate) mod tests {
                 prepare_ms: 0.4,
                 floor: Some(FloorResult::new(&engine, floor, 1 << 20)),
                 engine,
+                limit: "this CPU".into(),
                 verified: true,
             }
         });
@@ -261,10 +266,11 @@ pub(crate) mod tests {
                 descriptors_per_peer: 3.0,
             }),
             soak: None,
+            interrupted: false,
         }
     }
 
-    /// Every load beside both operations, in three block sizes.
+    /// Returns every load beside both operations, in three block sizes.
     pub(crate) fn sample_beside() -> Vec<BesideResult> {
         let shapes = [0, 16 << 10, 4 << 10].into_iter().flat_map(|block| {
             [Op::Write, Op::Read].map(|op| Shape::new(op, 64 << 20, block, true).unwrap())

@@ -1,6 +1,7 @@
-//! The long view: does a session that works for minutes keep its memory and its speed, and what
-//! does one cost that does nothing?
+//! Watches sessions over a long time: whether memory and speed stay the same after minutes of work,
+//! and what an idle session costs.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -17,10 +18,10 @@ use crate::stats::median;
 use crate::usage::Usage;
 use crate::workload::{Op, Shape};
 
-/// Growth up to this is noise, not a leak.
+/// The growth that counts as noise and not as a leak.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Noise {
-    /// Resident bytes: what the allocator keeps.
+    /// Resident bytes, which the allocator may keep.
     pub bytes: f64,
     /// Descriptors or threads.
     pub handles: f64,
@@ -31,21 +32,21 @@ const NOISE: Noise = Noise {
     handles: 0.0,
 };
 
-/// Likewise for the memory of a GPU, which drivers give and take in pieces of a few MiB.
+/// The same for the memory of a GPU, which drivers allocate in pieces of a few MiB.
 const DEVICE_NOISE_BYTES: f64 = (16 << 20) as f64;
 
-/// The part of a soak that is warm-up: pools, caches and autotuned buffers reach their size.
+/// The fraction of a soak that is warm-up: pools, caches and autotuned buffers reach their size.
 const WARMUP_PART: f64 = 0.2;
 
-/// A short soak is looked at more often than asked for, about this many times.
+/// Minimum number of samples: a short soak is sampled more often than requested.
 const MIN_SAMPLES: u32 = 30;
 
-/// How a soak runs.
+/// The options of a soak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SoakOptions {
-    /// For how long.
+    /// The duration.
     pub duration: Duration,
-    /// How often both processes are looked at, at least.
+    /// Maximum time between two samples of both processes.
     pub sample_every: Duration,
 }
 
@@ -64,7 +65,7 @@ pub struct SoakSample {
     pub target: Usage,
 }
 
-/// What a soak showed. Wrong data is an error, not a result.
+/// The result of a soak. Wrong data is an error, not a result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SoakResult {
     /// Transfers completed.
@@ -73,16 +74,16 @@ pub struct SoakResult {
     pub verified: u64,
     /// Bytes moved.
     pub bytes: u64,
-    /// How much the steady state of either side grew, and whether that is more than noise.
+    /// The growth of either side's steady state, and whether it exceeds noise.
     pub growth: Growth,
-    /// The faults beside which it ran, if it did.
+    /// The faults injected, if any.
     #[serde(default)]
     pub faults: Option<FaultsResult>,
     /// The whole series.
     pub samples: Vec<SoakSample>,
 }
 
-/// The steady state, early against late.
+/// Compares the steady state early and late.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Growth {
     /// Resident bytes of the measuring process, late minus early.
@@ -94,28 +95,28 @@ pub struct Growth {
     /// Threads of both, late minus early.
     #[serde(default)]
     pub threads: f64,
-    /// GPU memory that is not free any more, on the GPU that lost more of it; 0 without one.
+    /// GPU memory that is no longer free, on the GPU that lost more of it; 0 without one.
     #[serde(default)]
     pub device_bytes: f64,
     /// Whether any of these grew by more than noise.
     pub grew: bool,
 }
 
-/// An idle, connected session.
+/// The result for an idle, connected session.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct IdleResult {
-    /// For how long it was watched.
+    /// The duration in seconds.
     pub seconds: f64,
-    /// CPU of the measuring process as a part of one core.
+    /// CPU of the measuring process as a fraction of one core.
     pub initiator_cpu: f64,
-    /// CPU of the other process as a part of one core.
+    /// CPU of the other process as a fraction of one core.
     pub target_cpu: f64,
 }
 
 /// Memory of a session with many idle peers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct IdlePeersResult {
-    /// How many.
+    /// Number of peers.
     pub peers: usize,
     /// Resident bytes each of them added to the session's process.
     pub bytes_per_peer: f64,
@@ -126,7 +127,7 @@ pub struct IdlePeersResult {
 impl Bench {
     /// Watches both processes while nothing happens.
     pub fn run_idle(&mut self, duration: Duration) -> Result<IdleResult, Error> {
-        // What was going on just before has had its last acknowledgement and its last spin.
+        // Lets the last acknowledgements and spins of earlier work end.
         std::thread::sleep(Duration::from_millis(200));
         let before = (Usage::now(Place::Host), self.remote().usage()?);
         let start = Instant::now();
@@ -141,8 +142,8 @@ impl Bench {
         })
     }
 
-    /// Connects this session to many others and weighs them. They are connected and nothing
-    /// more: no transfer has warmed them up.
+    /// Connects this session to many others and measures their memory. They are only connected: no
+    /// transfer has warmed them up.
     pub fn run_idle_peers(&mut self, count: usize) -> Result<IdlePeersResult, Error> {
         let infos = self.remote().sessions(count)?;
         let before = Usage::now(Place::Host);
@@ -166,12 +167,13 @@ impl Bench {
         })
     }
 
-    /// Moves mixed transfers for a while: large and small, whole and scattered, both ways, prepared
-    /// anew and posted again, one at a time and many at once. Every byte of one transfer of each
-    /// kind is checked between two samples.
+    /// Moves mixed transfers for a while: large and small, contiguous and scattered, in both
+    /// directions, newly prepared and posted again, one at a time and many at once. Checks every
+    /// byte of one transfer of each kind between two samples.
     pub fn run_soak(
         &mut self,
         options: &SoakOptions,
+        interrupted: &AtomicBool,
         sampled: &mut dyn FnMut(&SoakSample),
     ) -> Result<SoakResult, Error> {
         let sample_every = options.sample_every.min(options.duration / MIN_SAMPLES);
@@ -180,7 +182,7 @@ impl Bench {
         let mut samples: Vec<SoakSample> = Vec::new();
         let mut last = (start, 0);
         let mut kind = 0;
-        while start.elapsed() < options.duration {
+        while start.elapsed() < options.duration && !interrupted.load(Ordering::Relaxed) {
             let (op, shape) = MIX[kind % MIX.len()];
             soak.run_kind(self, op, shape, sample_every / MIX.len() as u32)?;
             kind += 1;
@@ -212,7 +214,7 @@ impl Bench {
 /// Total and block size of a kind of transfer.
 type Kind = (u64, u64);
 
-/// What a soak is made of.
+/// The mix of a soak.
 const MIX: [(Op, Kind); 8] = [
     (Op::Write, (4 << 10, 0)),
     (Op::Read, (16 << 20, 16 << 10)),
@@ -224,7 +226,7 @@ const MIX: [(Op, Kind); 8] = [
     (Op::Read, (64 << 20, 64 << 10)),
 ];
 
-/// Transfers of one kind that are in flight together.
+/// Number of transfers of one kind in flight together.
 const TOGETHER: usize = 4;
 
 #[derive(Default)]
@@ -232,7 +234,7 @@ struct Soak {
     transfers: u64,
     verified: u64,
     bytes: u64,
-    /// Kept from kind to kind: what grows shall be the engine's.
+    /// Kept from kind to kind, so that growth is the engine's.
     memory: Option<Memory>,
 }
 
@@ -251,7 +253,7 @@ impl Soak {
         self.verify(bench, &shape, &mut memory, &region)?;
         let start = Instant::now();
         while start.elapsed() < time {
-            // Several at once write the same bytes to the same places.
+            // Concurrent transfers write the same bytes to the same places.
             let transfers = (0..TOGETHER)
                 .map(|_| prepare(bench.session(), bench.peer(), &shape, &memory, &region))
                 .collect::<Result<Vec<Transfer>, Error>>()?;
@@ -308,7 +310,7 @@ impl Soak {
 
 impl Growth {
     /// Compares the first third of the steady state with the last, by their medians: a single
-    /// sample in the middle of a burst says nothing.
+    /// sample in the middle of a burst is not representative.
     pub fn of(samples: &[SoakSample], noise: Noise) -> Growth {
         let end = samples.last().map_or(0.0, |sample| sample.at_s);
         let steady: Vec<&SoakSample> = samples

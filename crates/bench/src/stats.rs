@@ -1,4 +1,4 @@
-//! Samples → the few numbers worth printing.
+//! Reduces samples to the few numbers worth printing.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::gigabytes_per_second;
 
-/// What takes longer counts as this long.
+/// Maximum of a sample: longer ones count as this.
 const MAX_SAMPLE: Duration = Duration::from_secs(3600);
 
 /// One round of one contestant: its iterations, one after the other, and the CPU they took.
@@ -21,7 +21,7 @@ pub struct Round {
     pub target_cpu: Duration,
 }
 
-/// What all rounds of one contestant come to.
+/// The result of all rounds of one contestant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
     /// Measured iterations.
@@ -45,7 +45,7 @@ pub struct Latency {
     pub min_us: f64,
     /// The median.
     pub p50_us: f64,
-    /// One of a hundred is slower.
+    /// The 99th percentile.
     pub p99_us: f64,
     /// The slowest.
     pub max_us: f64,
@@ -54,16 +54,16 @@ pub struct Latency {
 /// CPU seconds per decimal gigabyte.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CpuPerGb {
-    /// Of the measuring process.
+    /// CPU of the measuring process.
     pub initiator: f64,
-    /// Of the other process.
+    /// CPU of the other process.
     pub target: f64,
-    /// Of both.
+    /// CPU of both.
     pub total: f64,
 }
 
 impl Measured {
-    /// Sums up the rounds of transfers of `bytes` each. `None` without a single sample.
+    /// Combines the rounds of transfers of `bytes` each. `None` without a single sample.
     pub fn new(rounds: &[Round], bytes: u64) -> Option<Measured> {
         let iterations = rounds
             .iter()
@@ -103,7 +103,7 @@ impl Measured {
 }
 
 impl Latency {
-    /// Percentiles of samples; `None` without any.
+    /// Computes percentiles of samples; `None` without any.
     pub fn new<'s>(samples: impl IntoIterator<Item = &'s Duration>) -> Option<Latency> {
         // Nanoseconds with three digits; grows to a few hundred KiB at most.
         let mut histogram = Histogram::<u64>::new(3).expect("three digits are within 0 to 5");
@@ -123,7 +123,7 @@ impl Latency {
     }
 }
 
-/// The middle value, or the mean of the two middle ones. `None` of nothing.
+/// Returns the middle value, or the mean of the two middle ones. `None` for no values.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -134,7 +134,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// The median of durations.
+/// Returns the median of durations.
 pub fn median_duration(samples: &[Duration]) -> Option<Duration> {
     let seconds: Vec<f64> = samples.iter().map(Duration::as_secs_f64).collect();
     median(&seconds).map(Duration::from_secs_f64)

@@ -1,4 +1,4 @@
-//! Which cases are measured: the named ones, a sweep over sizes, or what options ask for.
+//! Selects the cases to measure: named ones, a sweep over sizes, or cases from options.
 
 use std::time::Duration;
 
@@ -8,23 +8,23 @@ use crate::error::Error;
 use crate::floor::Waiting;
 use crate::workload::{Limit, Op, Shape, Workload};
 
-/// Up to this size a transfer is about latency: the caller polls, and there are many iterations.
+/// Up to this size a transfer measures latency: the caller polls, and there are many iterations.
 pub const LATENCY_BYTES: u64 = 64 << 10;
 
-/// One thing to measure.
+/// One case to measure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Case {
     /// Short and stable, such as `kv16k`.
     pub name: String,
-    /// What is moved, and how often.
+    /// The transferred data, and how often.
     pub workload: Workload,
-    /// How the caller waits.
+    /// The way the caller waits.
     pub waiting: Waiting,
-    /// What the case is part of.
+    /// The group of the case.
     pub group: Group,
 }
 
-/// Why a case is measured.
+/// The reason a case is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Group {
@@ -32,26 +32,26 @@ pub enum Group {
     Named,
     /// A point of the sweep over sizes.
     Sweep,
-    /// Asked for by sizes.
+    /// Requested by size.
     Custom,
 }
 
-/// A case everybody knows by its name.
+/// A case with a well-known name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Named {
     /// Its name.
     pub name: &'static str,
-    /// What it stands for.
+    /// A description.
     pub about: &'static str,
     /// Bytes of one transfer.
     pub total_bytes: u64,
-    /// Bytes of one block; 0: one block.
+    /// Bytes of one block; 0 for a single block.
     pub block_bytes: u64,
-    /// Measured iterations unless options say otherwise.
+    /// Default number of measured iterations.
     pub iterations: u32,
 }
 
-/// The default suite: what the project's bars are about.
+/// The default suite, by which the project's goals are measured.
 pub const NAMED: [Named; 5] = [
     Named {
         name: "lat4k",
@@ -104,32 +104,32 @@ pub const SWEEP_BYTES: [u64; 10] = [
     512 << 20,
 ];
 
-/// What to measure.
+/// The options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Names of [`NAMED`]. None and no sizes: all of them.
+    /// Names of [`NAMED`]. Empty, and no sizes: all of them.
     pub cases: Vec<String>,
-    /// Measure these sizes (with each of the block sizes) instead of, or besides, named cases.
+    /// Sizes to measure (with each of the block sizes) instead of, or besides, named cases.
     pub sizes: Vec<u64>,
-    /// Block sizes for `sizes`; 0 is one block. None: one block.
+    /// Block sizes for `sizes`; 0 is a single block. Empty: a single block.
     pub block_sizes: Vec<u64>,
-    /// Keep the blocks in order instead of scattering them.
+    /// Whether to keep the blocks in order instead of scattering them.
     pub ordered: bool,
-    /// The operations; none: READ and WRITE.
+    /// The operations; empty: READ and WRITE.
     pub ops: Vec<Op>,
-    /// Measure [`SWEEP_BYTES`] too.
+    /// Whether to measure [`SWEEP_BYTES`] too.
     pub sweep: bool,
-    /// Measured iterations of every case.
+    /// Number of measured iterations of every case.
     pub iterations: Option<u32>,
     /// Time for every case, instead of a number of iterations.
     pub duration: Option<Duration>,
-    /// Iterations before measuring starts.
+    /// Number of iterations before measuring starts.
     pub warmup: Option<u32>,
-    /// How the caller waits; by default it polls up to [`LATENCY_BYTES`] and sleeps above.
+    /// The way the caller waits; by default it polls up to [`LATENCY_BYTES`] and sleeps above.
     pub waiting: Option<Waiting>,
 }
 
-/// The cases that options ask for, in the order in which they are measured.
+/// Returns the cases that the options select, in the order of measurement.
 pub fn cases(options: &Options) -> Result<Vec<Case>, Error> {
     options.check()?;
     let mut cases = Vec::new();
@@ -179,7 +179,7 @@ impl Options {
         let known = |name: &&String| NAMED.iter().any(|named| named.name == **name);
         if let Some(name) = self.cases.iter().find(|name| !known(name)) {
             let names = NAMED.map(|named| named.name).join(", ");
-            let reason = format!("there is no such case; known are {names}");
+            let reason = format!("there is no such case; the cases are {names}");
             return Err(Error::Option {
                 option: "case",
                 value: name.clone(),
@@ -205,7 +205,7 @@ impl Options {
         Ok(())
     }
 
-    /// Block sizes without sizes mean 64 MiB of such blocks.
+    /// Returns the sizes; block sizes without sizes mean 64 MiB of such blocks.
     fn custom_sizes(&self) -> &[u64] {
         if self.block_sizes.is_empty() {
             &self.sizes
@@ -228,7 +228,7 @@ impl Options {
             (None, None) => Limit::Iterations(iterations),
         };
         let latency = total <= LATENCY_BYTES;
-        // A few dozen small transfers wake the CPUs up, two large ones touch every page.
+        // A few dozen small transfers wake up the CPUs, two large ones touch every page.
         let warmup = self.warmup.unwrap_or(if latency { 200 } else { 2 });
         let waiting = self.waiting.unwrap_or(if latency {
             Waiting::Poll
@@ -270,7 +270,7 @@ fn custom_name(total: u64, block: u64) -> String {
     }
 }
 
-/// About 2 GiB of traffic, at least 10 and at most 10,000 iterations.
+/// Returns the iterations for about 2 GiB of traffic, at least 10 and at most 10,000.
 fn iterations(total_bytes: u64) -> u32 {
     ((2 << 30) / total_bytes.max(1)).clamp(10, 10_000) as u32
 }

@@ -1,9 +1,9 @@
-//! Numbers as people read them. GB/s are decimal (10^9), block sizes binary (KiB, MiB), as
-//! everywhere in networking.
+//! Formats numbers for people. GB/s are decimal (10^9), block sizes binary (KiB, MiB), as is usual
+//! in networking.
 
 use std::time::Duration;
 
-/// `65536` → `64 KiB`, `1000` → `1000 B`, `1536` → `1.5 KiB`.
+/// Formats a size: `65536` → `64 KiB`, `1000` → `1000 B`, `1536` → `1.5 KiB`.
 pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;
@@ -19,7 +19,7 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
-/// Three significant digits with a unit that fits: `13.4 µs`, `7.05 ms`.
+/// Formats a duration with three significant digits and a suitable unit: `13.4 µs`, `7.05 ms`.
 pub fn seconds(seconds: f64) -> String {
     let (value, unit) = match seconds {
         s if s < 1e-6 => (s * 1e9, "ns"),
@@ -35,7 +35,7 @@ pub fn seconds(seconds: f64) -> String {
     format!("{value:.digits$} {unit}")
 }
 
-/// Decimal gigabytes per second.
+/// Returns decimal gigabytes per second.
 pub fn gigabytes_per_second(bytes: u64, elapsed: Duration) -> f64 {
     bytes as f64 / 1e9 / elapsed.as_secs_f64().max(1e-9)
 }

@@ -1,4 +1,4 @@
-//! What this process has used so far: CPU, memory, descriptors, and what its GPU has left.
+//! Measures the usage of this process: CPU, memory, descriptors, and free memory of its GPU.
 
 use std::fs;
 use std::time::Duration;
@@ -20,14 +20,14 @@ pub struct Usage {
     /// Threads.
     #[serde(default)]
     pub threads: u64,
-    /// Free memory of the GPU that the process measures with, in bytes: what other processes took
-    /// of it is missing too.
+    /// Free memory of the GPU that the process measures with, in bytes: less what other processes
+    /// use.
     #[serde(default)]
     pub device_free_bytes: Option<u64>,
 }
 
 impl Usage {
-    /// This process, now; its memory lies at `place`.
+    /// Measures this process now; its memory is at `place`.
     pub fn now(place: Place) -> Usage {
         Usage {
             cpu: cpu(),
@@ -42,14 +42,14 @@ impl Usage {
     }
 }
 
-/// CPU time of all threads of this process, user and system. The clock has nanosecond resolution,
-/// where `getrusage` splits the same sum into ticks on some kernels.
+/// Returns the CPU time of all threads of this process, user and system. The clock has nanosecond
+/// resolution, while `getrusage` divides the same sum into ticks on some kernels.
 pub fn cpu() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Second field of `statm`, in pages. 0 where there is no `/proc`.
+/// Returns the second field of `statm`, in bytes. 0 without `/proc`.
 fn resident_bytes() -> u64 {
     let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = statm
@@ -60,7 +60,7 @@ fn resident_bytes() -> u64 {
     pages * rustix::param::page_size() as u64
 }
 
-/// Entries of a folder that describes this process.
+/// Counts the entries of a folder that describes this process.
 fn entries(of: &str) -> u64 {
     let entries = fs::read_dir(format!("/proc/self/{of}"));
     let count = entries.map_or(0, |entries| entries.count() as u64);

@@ -1,19 +1,17 @@
-//! What is moved: sizes, blocks and their order on both sides, and the bytes in them.
+//! The transferred data: sizes, blocks and their order on both sides, and the bytes in them.
 //!
 //! Everything here is a pure function of the [`Shape`], so the two processes of a measurement agree
-//! on every offset and every byte without telling each other more than the shape and a seed.
+//! on every offset and every byte by exchanging only the shape and a seed.
 
 use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// The most blocks one workload may have: a few hundred MiB of bookkeeping at worst, on either
-/// side.
+/// Maximum blocks of one workload: a few hundred MiB of bookkeeping at worst, on either side.
 pub const MAX_BLOCKS: u64 = 4 << 20;
 
-/// The most bytes one workload may move at once. A peer applies its own, lower bound from its
-/// memory.
+/// Maximum bytes of one workload. A peer applies its own, lower bound from its memory.
 pub const MAX_TOTAL_BYTES: u64 = 1 << 40;
 
 /// The direction of a transfer, seen from the side that starts it.
@@ -27,7 +25,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// The side that holds the bytes before the transfer.
+    /// Returns the side that holds the bytes before the transfer.
     pub fn source(self) -> Side {
         match self {
             Op::Read => Side::Target,
@@ -49,14 +47,14 @@ impl fmt::Display for Op {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Side {
-    /// Starts transfers and holds the clock.
+    /// Starts transfers and measures the time.
     Initiator,
     /// Serves them while its application sleeps.
     Target,
 }
 
 impl Side {
-    /// The other one.
+    /// Returns the other side.
     pub fn other(self) -> Side {
         match self {
             Side::Initiator => Side::Target,
@@ -68,13 +66,13 @@ impl Side {
 /// One contiguous piece of a side's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Bytes from the start of the buffer.
+    /// Offset from the start of the buffer in bytes.
     pub offset: usize,
     /// Length in bytes.
     pub len: usize,
 }
 
-/// How many times a workload is measured, for each of the engine and the floor.
+/// The number of measurements of a workload, for each of the engine and the floor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Limit {
@@ -96,33 +94,33 @@ pub struct Shape {
     shuffled: bool,
 }
 
-/// Why a [`Shape`] was refused.
+/// The reason a [`Shape`] was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
-    /// Nothing to move.
+    /// There is nothing to move.
     #[error("a workload of 0 bytes measures nothing; ask for at least 1")]
     Empty,
-    /// More than anyone could hold.
+    /// The total is too large.
     #[error("{total_bytes} bytes in one transfer is more than the {MAX_TOTAL_BYTES} allowed")]
     TooLarge {
-        /// What was asked for.
+        /// The requested total.
         total_bytes: u64,
     },
-    /// Blocks too small for the size.
+    /// The blocks are too small for the size.
     #[error(
         "{blocks} blocks of {block_bytes} bytes is more than the {MAX_BLOCKS} allowed; use larger blocks"
     )]
     TooManyBlocks {
-        /// How many there would be.
+        /// The resulting number of blocks.
         blocks: u64,
-        /// What was asked for.
+        /// The requested block size.
         block_bytes: u64,
     },
 }
 
 impl Shape {
-    /// A transfer of `total_bytes` in blocks of `block_bytes`. A block size of 0 or above the total
-    /// means one contiguous block; the last block is shorter when the sizes do not divide.
+    /// Creates a transfer of `total_bytes` in blocks of `block_bytes`. A block size of 0 or above
+    /// the total means one contiguous block; the last block is shorter if the sizes do not divide.
     pub fn new(
         op: Op,
         total_bytes: u64,
@@ -154,32 +152,32 @@ impl Shape {
         })
     }
 
-    /// The direction.
+    /// Returns the direction.
     pub fn op(&self) -> Op {
         self.op
     }
 
-    /// Bytes moved by one iteration, and the length of each side's buffer.
+    /// Returns the bytes moved by one iteration, which is also the length of each side's buffer.
     pub fn total_bytes(&self) -> u64 {
         self.total_bytes
     }
 
-    /// Bytes in one block (the last may be shorter).
+    /// Returns the bytes in one block (the last may be shorter).
     pub fn block_bytes(&self) -> u64 {
         self.block_bytes
     }
 
-    /// Whether the blocks are scattered, differently on each side.
+    /// Returns whether the blocks are scattered, differently on each side.
     pub fn shuffled(&self) -> bool {
         self.shuffled
     }
 
-    /// How many blocks there are.
+    /// Returns the number of blocks.
     pub fn blocks(&self) -> usize {
         self.total_bytes.div_ceil(self.block_bytes) as usize
     }
 
-    /// Where the blocks lie on one side, in the order in which they are moved. Block `i` of one
+    /// Returns the positions of the blocks on one side, in the order of moving. Block `i` of one
     /// side corresponds to block `i` of the other. Together the spans cover the buffer exactly
     /// once.
     pub fn spans(&self, side: Side) -> Vec<Span> {
@@ -196,7 +194,7 @@ impl Shape {
                 Side::Initiator => 0x1d87_2b41_9a4c_5e03,
                 Side::Target => 0x7c3e_51f0_d26b_8a95,
             });
-            // Fisher and Yates, from the end. The bias of the modulo is below 2^-40 for MAX_BLOCKS
+            // Fisher-Yates, from the end. The bias of the modulo is below 2^-40 for MAX_BLOCKS
             // entries.
             for last in (1..spans.len()).rev() {
                 let other = (random.next() % (last as u64 + 1)) as usize;
@@ -205,7 +203,8 @@ impl Shape {
         }
         let rest = (self.total_bytes % self.block_bytes) as usize;
         if rest > 0 {
-            // The short block stays last on both sides: partners must have equal lengths.
+            // The short block stays last on both sides: corresponding blocks must have equal
+            // lengths.
             spans.push(Span {
                 offset: whole * block,
                 len: rest,
@@ -234,7 +233,7 @@ impl fmt::Display for Shape {
     }
 }
 
-/// What [`Shape`] looks like before it has been checked.
+/// An unchecked [`Shape`].
 #[derive(Serialize, Deserialize)]
 struct RawShape {
     op: Op,
@@ -271,43 +270,43 @@ impl From<Shape> for RawShape {
 /// A shape, and how often it is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Workload {
-    /// What one iteration moves.
+    /// The data that one iteration moves.
     pub shape: Shape,
-    /// Measured iterations.
+    /// The number of measured iterations.
     pub limit: Limit,
     /// Iterations before the first measured one, not reported.
     pub warmup: u32,
 }
 
-/// Deterministic bytes: the byte at position `p` depends on the seed and on `p` alone.
+/// Deterministic bytes: the byte at position `p` depends only on the seed and on `p`.
 ///
-/// Made to be cheap (about one multiplication a word) and to differ everywhere: a block that landed
-/// at a wrong place, twice, or not at all does not verify.
+/// Cheap (about one multiplication per word) and different everywhere: a block that landed at a
+/// wrong place, twice, or not at all does not verify.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pattern {
     seed: u64,
 }
 
-/// The first byte that is not what it should be.
+/// The first wrong byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error(
     "byte {offset} of the destination is {found:#04x}, expected {expected:#04x} (byte {source_offset} of the source)"
 )]
 pub struct Mismatch {
-    /// Where, in the destination buffer.
+    /// Its position in the destination buffer.
     pub offset: u64,
     /// The byte of the source buffer that belongs there.
     pub source_offset: u64,
-    /// What should be there.
+    /// The expected value.
     pub expected: u8,
-    /// What is there.
+    /// The value found.
     pub found: u8,
 }
 
 impl Pattern {
-    /// The pattern of a seed.
+    /// Creates the pattern of a seed.
     pub fn new(seed: u64) -> Pattern {
-        // Spread the seed over all bits: neighbouring seeds give unrelated patterns.
+        // Spreads the seed over all bits: neighbouring seeds give unrelated patterns.
         Pattern {
             seed: SplitMix(seed).next(),
         }
@@ -331,8 +330,8 @@ impl Pattern {
         }
     }
 
-    /// The index in `bytes` of the first one that is not the pattern's at positions `at`, `at + 1`,
-    /// ...
+    /// Returns the index in `bytes` of the first one that differs from the pattern at positions
+    /// `at`, `at + 1`, ...
     pub fn first_difference(&self, at: u64, bytes: &[u8]) -> Option<usize> {
         let head = head_len(at, bytes.len());
         let start = at + head as u64;
@@ -365,8 +364,8 @@ impl Pattern {
     }
 }
 
-/// Checks that `destination`, the buffer of the side opposite to `shape.op().source()`, holds the
-/// pattern that the source buffer was filled with.
+/// Checks that `destination`, the buffer of the side opposite to `shape.op().source()`, has the
+/// pattern of the source buffer.
 pub fn verify(shape: &Shape, pattern: Pattern, destination: &[u8]) -> Result<(), Mismatch> {
     let source = shape.op().source();
     let pairs = shape
@@ -388,7 +387,7 @@ pub fn verify(shape: &Shape, pattern: Pattern, destination: &[u8]) -> Result<(),
     Ok(())
 }
 
-/// Bytes before the next position that is a multiple of 8.
+/// Returns the bytes before the next position that is a multiple of 8.
 fn head_len(at: u64, len: usize) -> usize {
     ((8 - at % 8) % 8).min(len as u64) as usize
 }

@@ -1,8 +1,9 @@
 //! Small measurements over two real processes on loopback. The second process is this test binary
-//! again, told by the environment to run `peer_process` for real.
+//! again, which runs `peer_process` when an environment variable says so.
 
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use tcpx::Config;
@@ -19,7 +20,7 @@ use tcpx_bench::workload::Op;
 
 const MARK: &str = "TCPX_BENCH_TEST_PEER";
 
-/// Not a test but the second process, when it is started as one.
+/// Runs the second process, when the binary is started as one; otherwise does nothing.
 #[test]
 fn peer_process() {
     if std::env::var_os(MARK).is_some() {
@@ -33,7 +34,7 @@ fn program() -> Program {
     program
 }
 
-/// The environment of whoever runs the tests has no say.
+/// Returns a configuration that ignores the environment of the test run.
 fn loopback() -> Config {
     let mut config = Config::defaults();
     config.set("interfaces", "lo").unwrap();
@@ -109,7 +110,10 @@ fn a_suite_a_report_and_the_extras_on_this_machine() {
         sample_every: Duration::from_millis(100),
     };
     let mut heard = 0;
-    let soak = bench.run_soak(&options, &mut |_| heard += 1).unwrap();
+    let never = AtomicBool::new(false);
+    let soak = bench
+        .run_soak(&options, &never, &mut |_| heard += 1)
+        .unwrap();
     assert_eq!(heard, soak.samples.len());
     assert!(soak.transfers >= soak.verified && soak.verified > 0);
     report.soak = Some(soak);
@@ -146,7 +150,7 @@ fn the_engine_can_be_measured_alone_and_for_a_time() {
     assert!(results[0].engine.iterations > 0);
 }
 
-/// Alone, lanes carry the bytes beside the floor; what is chosen goes for both processes.
+/// By default lanes carry the bytes beside the floor; an explicit choice applies to both processes.
 #[test]
 fn the_path_is_lanes_unless_direct_copies_are_asked_for() {
     let bench = Bench::spawn(&program(), Places::default(), loopback()).unwrap();
@@ -183,7 +187,7 @@ fn a_server_outlives_its_clients_and_strangers() {
         });
         (finished, failed)
     });
-    // A stranger, then two clients one after the other.
+    // An unknown client, then two clients one after the other.
     let mut stranger = Channel::connect(&address.to_string(), Duration::from_secs(5)).unwrap();
     stranger.send(b"\"dance\"").unwrap();
     assert!(matches!(
@@ -205,7 +209,7 @@ fn a_server_outlives_its_clients_and_strangers() {
 }
 
 #[test]
-fn nobody_there_and_impossible_wishes_are_errors_in_words() {
+fn unreachable_peers_and_invalid_options_are_explained() {
     // The local end of a connection: nobody listens there, and nobody else can while it lives.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let held = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -213,7 +217,10 @@ fn nobody_there_and_impossible_wishes_are_errors_in_words() {
     let refused =
         Remote::connect(&deaf.to_string(), Duration::from_secs(5), Place::Host, &[]).unwrap_err();
     assert!(
-        matches!(refused, Error::Bootstrap(BootstrapError::Refused { .. })),
+        matches!(
+            refused,
+            Error::Bootstrap(BootstrapError::Unreachable { .. })
+        ),
         "{refused}"
     );
 
@@ -240,15 +247,15 @@ fn nobody_there_and_impossible_wishes_are_errors_in_words() {
     assert!(error.contains("memory"), "{error}");
 }
 
-/// Host memory by way of the stand-in for a GPU: every byte of every case is compared, with and
-/// without the floor beside it, and the soak runs the same way.
+/// Stages host memory as if it were on a GPU: compares every byte of every case, with and without
+/// the floor beside it, and runs the soak in the same way.
 #[test]
 fn staged_memory_is_verified_too() {
     let mut config = loopback();
     for (key, value) in [
         ("staging", "always"),
         ("lanes", "2"),
-        // Small enough that transfers pass through many slots and wait for them.
+        // Small enough that transfers use many slots and wait for them.
         ("chunk_bytes", "64K"),
         ("staging_bytes", "1M"),
     ] {
@@ -263,9 +270,10 @@ fn staged_memory_is_verified_too() {
         duration: Duration::from_millis(500),
         sample_every: Duration::from_millis(100),
     };
-    let soak = bench.run_soak(&options, &mut |_| ()).unwrap();
+    let never = AtomicBool::new(false);
+    let soak = bench.run_soak(&options, &never, &mut |_| ()).unwrap();
     assert!(soak.verified > 0);
-    // What was chosen here was chosen for the other side too.
+    // The choices of this side apply to the other too.
     let report = Report::new(&mut bench, Vec::new());
     assert!(
         report
@@ -275,7 +283,7 @@ fn staged_memory_is_verified_too() {
     );
 }
 
-/// Larger than a slot, in blocks of odd sizes.
+/// Cases larger than a slot, in blocks of odd sizes.
 fn larger() -> Vec<Case> {
     let options = Options {
         sizes: vec![9_000_001],
@@ -287,8 +295,8 @@ fn larger() -> Vec<Case> {
     cases(&options).unwrap()
 }
 
-/// Without a GPU both sides say what is missing, in the words of the driver's crate; with one,
-/// device 4096 is not there either.
+/// Without a GPU both sides report what is missing, in the words of the driver's crate; with one,
+/// device 4096 does not exist either.
 #[test]
 fn a_gpu_that_is_not_there_is_an_error_in_words() {
     let missing = Place::Vram(4096);
@@ -303,7 +311,7 @@ fn a_gpu_that_is_not_there_is_an_error_in_words() {
     );
 }
 
-/// A client of another version is told so, and not that its message is garbled.
+/// A client of another version gets an error about the version, not about a malformed message.
 #[test]
 fn another_version_is_refused_in_words() {
     let server = Server::bind("127.0.0.1:0".parse().unwrap(), loopback()).unwrap();
@@ -321,7 +329,7 @@ fn another_version_is_refused_in_words() {
     thread.join().unwrap();
 }
 
-/// A spawned process whose parent is killed, in the worst moment or in any other, ends by itself.
+/// A spawned process whose parent is killed at any moment ends by itself.
 #[test]
 fn a_second_process_is_never_an_orphan() {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -333,7 +341,7 @@ fn a_second_process_is_never_an_orphan() {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    // The kernel closes the connection of a killed process just so.
+    // The kernel closes the connection of a killed process in the same way.
     drop(ours);
     let deadline = Instant::now() + Duration::from_secs(30);
     while child.try_wait().unwrap().is_none() {

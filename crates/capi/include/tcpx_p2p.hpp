@@ -16,9 +16,9 @@
  * transfer.wait();                                   transfer.wait();
  * @endcode
  *
- * Failures are thrown as tcpx::Error. Objects may be used from any thread; one Transfer by one thread at a
- * time. Everything is released by destructors, of which none throws and only the Session's waits for peers, as
- * Session::close() does.
+ * Failures are thrown as tcpx::Error. Objects may be used from any thread; one Transfer by one
+ * thread at a time. Destructors release everything; none throws, and only the Session's waits for
+ * peers, as Session::close() does.
  */
 #ifndef TCPX_P2P_HPP
 #define TCPX_P2P_HPP
@@ -39,25 +39,25 @@
 
 namespace tcpx {
 
-/** How long something may take. */
+/** A duration or timeout. */
 using Milliseconds = std::chrono::milliseconds;
 
-/** As long as it takes. */
+/** No time limit. */
 inline constexpr Milliseconds forever{-1};
 
-/** A call that failed: the status to branch on, and the words. */
+/** A failed call: the status to branch on, and the message. */
 class Error : public std::exception {
 public:
-    /** From a status; the words are the calling thread's last error. */
+    /** Creates an error from a status; the message is the calling thread's last error. */
     explicit Error(tcpx_status status) : Error(status, tcpx_last_error()) {}
-    /** From a status and words. */
+    /** Creates an error from a status and a message. */
     Error(tcpx_status status, std::string words)
         : status_(status), words_(std::make_shared<std::string>(std::move(words)))
     {
     }
-    /** What went wrong, in words. */
+    /** Returns the message. */
     const char *what() const noexcept override { return words_->c_str(); }
-    /** What sort of error this is. */
+    /** Returns the status. */
     tcpx_status status() const noexcept { return status_; }
 
 private:
@@ -100,7 +100,7 @@ inline std::string take(tcpx_bytes bytes)
     return std::string(reinterpret_cast<const char *>(bytes.data), bytes.len);
 }
 
-/** What a session and its transfers share. Handles end in reverse order: the session last. */
+/** State shared by a session and its transfers. Handles end in reverse order: the session last. */
 struct State {
     Handle<tcpx_session> session;
     std::mutex mutex;
@@ -132,13 +132,13 @@ struct State {
 
 }  // namespace detail
 
-/** The version of the library, such as "0.1.0". */
+/** Returns the version of the library, such as "0.1.0". */
 inline std::string version()
 {
     return tcpx_version();
 }
 
-/** What kind of memory is registered. */
+/** The kind of registered memory. */
 enum class Memory : std::uint32_t {
     Host = TCPX_MEMORY_HOST,  ///< Ordinary memory of the process.
     Cuda = TCPX_MEMORY_CUDA,  ///< Memory of a CUDA device.
@@ -151,10 +151,10 @@ enum class Op : std::uint32_t {
     Write = TCPX_WRITE,  ///< From our memory into the peer's.
 };
 
-/** How a session behaves: defaults of this machine, then the environment, then what is set. */
+/** Configuration of a session: defaults of this machine, then the environment, then values set. */
 class Config {
 public:
-    /** The defaults, overridden by the `TCPX_` variables of the environment. */
+    /** Creates the defaults, overridden by the `TCPX_` variables of the environment. */
     Config()
     {
         tcpx_config *config = nullptr;
@@ -167,35 +167,35 @@ public:
         detail::check(tcpx_config_set(config_.get(), key.c_str(), value.c_str()));
         return *this;
     }
-    /** The same, for building in one expression. */
+    /** Does the same on a temporary, for building in one expression. */
     Config &&set(const std::string &key, const std::string &value) &&
     {
         return std::move(set(key, value));
     }
-    /** For calls of the C interface. */
+    /** Returns the handle for calls of the C interface. */
     const tcpx_config *get() const noexcept { return config_.get(); }
 
 private:
     detail::Handle<tcpx_config> config_;
 };
 
-/** A peer's memory: address, size and the key that grants access, in a form that can be carried. */
+/** A peer's memory: address, size and the key that grants access, in a portable form. */
 class MemoryDescriptor {
 public:
-    /** Reads what serialize() wrote. */
+    /** Reads a descriptor that serialize() wrote. */
     static MemoryDescriptor deserialize(std::string_view bytes)
     {
         tcpx_remote_region *region = nullptr;
         detail::check(tcpx_remote_region_from_bytes(bytes.data(), bytes.size(), &region));
         return MemoryDescriptor(region, std::string(bytes));
     }
-    /** The descriptor as bytes; not text. */
+    /** Returns the descriptor as bytes; not text. */
     const std::string &serialize() const noexcept { return bytes_; }
-    /** The address of the first byte, in its owner's address space. */
+    /** Returns the address of the first byte, in its owner's address space. */
     std::uint64_t address() const noexcept { return tcpx_remote_region_address(region_.get()); }
-    /** Bytes of memory. */
+    /** Returns the size in bytes. */
     std::uint64_t size() const noexcept { return tcpx_remote_region_size(region_.get()); }
-    /** For calls of the C interface. */
+    /** Returns the handle for calls of the C interface. */
     const tcpx_remote_region *get() const noexcept { return region_.get(); }
 
 private:
@@ -222,9 +222,8 @@ struct Notification {
     std::string message;  ///< Any bytes, possibly none.
 };
 
-/**
- * Operations with one peer that are completed together. Each call adds one or more and starts them; wait()
- * and isComplete() are about all of them.
+/** Operations with one peer that complete together. Each call adds one or more operations and
+ * starts them; wait() and isComplete() cover all of them.
  */
 class Transfer {
 public:
@@ -251,34 +250,35 @@ public:
         operations_.emplace_back(made);
     }
 
-    /** Reads from the peer's memory into ours; the peer's application does nothing. */
+    /** Reads from the peer's memory into local memory, without any action of the peer's
+     * application. */
     void read(std::uint64_t mem_id, std::uint64_t offset, const MemoryDescriptor &remote,
               std::uint64_t remote_offset, std::uint64_t size)
     {
         start(Op::Read, {{mem_id, offset, remote, remote_offset, size}}, std::nullopt);
     }
 
-    /** Writes from our memory into the peer's; the peer's application does nothing. */
+    /** Writes from local memory into the peer's, without any action of the peer's application. */
     void write(std::uint64_t mem_id, std::uint64_t offset, const MemoryDescriptor &remote,
                std::uint64_t remote_offset, std::uint64_t size)
     {
         start(Op::Write, {{mem_id, offset, remote, remote_offset, size}}, std::nullopt);
     }
 
-    /** Reads many pieces as one operation; the peer may be told once every byte is here. */
+    /** Reads many pieces as one operation; may notify the peer once every byte has arrived. */
     void read(const std::vector<Segment> &segments, std::optional<std::string_view> notification = std::nullopt)
     {
         start(Op::Read, segments, notification);
     }
 
-    /** Writes many pieces as one operation; the peer may be told once every byte is there. */
+    /** Writes many pieces as one operation; may notify the peer once every byte has arrived. */
     void write(const std::vector<Segment> &segments, std::optional<std::string_view> notification = std::nullopt)
     {
         start(Op::Write, segments, notification);
     }
 
-    /** Starts the one-sided operations again, at no set-up cost. All must have ended, and none be a send or
-     *  a receive. */
+    /** Starts the one-sided operations again, at no set-up cost. All must have ended, and none
+     * may be a send or a receive. */
     void repost(std::optional<std::string_view> notification = std::nullopt)
     {
         for (const auto &operation : operations_) {
@@ -286,8 +286,8 @@ public:
         }
     }
 
-    /** Whether every operation has completed. Never waits, and may move bytes itself. Throws when one has
-     *  failed. */
+    /** Returns whether every operation has completed. Never blocks, and may move bytes itself.
+     * Throws if one has failed. */
     bool isComplete()
     {
         bool complete = true;
@@ -305,8 +305,8 @@ public:
         return complete;
     }
 
-    /** Waits until every operation has completed; throws when one has failed, or (TCPX_ERROR_TIMEOUT) when
-     *  time runs out, in which case they go on. */
+    /** Waits until every operation has completed; throws if one has failed, or
+     * (TCPX_ERROR_TIMEOUT) if the timeout expires, in which case they continue. */
     void wait(Milliseconds timeout = forever)
     {
         const auto begin = std::chrono::steady_clock::now();
@@ -320,13 +320,14 @@ public:
         }
     }
 
-    /** Bytes of the message that the last postRecv() got; 0 until that is known. */
+    /** Returns the length of the message that the last postRecv() received; 0 until it is known. */
     std::uint64_t received() const noexcept
     {
         return operations_.empty() ? 0 : tcpx_transfer_received(operations_.back().get());
     }
 
-    /** Forgets all operations; those in flight are aborted, without waiting. The object can be used again. */
+    /** Drops all operations; aborts those in flight, without waiting. The object can be used
+     * again. */
     void release() noexcept { operations_.clear(); }
 
 private:
@@ -377,7 +378,7 @@ private:
 
 namespace detail {
 
-/** Closes a session with the last Session object, also while transfers still refer to it. */
+/** Closes a session with the last Session object, even while transfers still refer to it. */
 struct Open {
     std::shared_ptr<State> state;
 
@@ -389,11 +390,11 @@ struct Open {
 
 }  // namespace detail
 
-/** Registers memory, knows remotes by the names that the application gives them, makes transfers. It
- *  listens, and serves its memory, from its start to its end. */
+/** Registers memory, knows remotes by the names that the application gives them, makes
+ * transfers. It listens, and serves its memory, from its creation to its end. */
 class Session {
 public:
-    /** Starts a session under a name of its own; an empty name leaves it to the configuration. */
+    /** Starts a session with a name of its own; an empty name takes the configured one. */
     explicit Session(const std::string &name = "", Config config = Config())
         : state_(std::make_shared<detail::State>())
     {
@@ -406,12 +407,14 @@ public:
         open_ = std::make_shared<detail::Open>(state_);
     }
 
-    /** Ends the session: calls that wait in it, on other threads, throw with TCPX_ERROR_CLOSED, and memory that was registered is
-     *  no longer touched. Peers get what was sent to them before; this waits for that, at most 5 seconds unless the configuration
-     *  says otherwise. The end of the last copy of this object does the same. */
+    /** Ends the session: blocked calls on other threads throw with TCPX_ERROR_CLOSED, and
+     * registered memory is no longer accessed. Waits until peers have received what was sent to
+     * them, at most 5 seconds unless configured otherwise. Destroying the last copy of this
+     * object does the same. */
     void close() { detail::check(tcpx_session_close(state_->session.get())); }
 
-    /** What a remote needs to connect to this session. It contains the session's secret. */
+    /** Returns the connection info that a remote needs to connect. It contains the session's
+     * secret. */
     std::string listen() const
     {
         tcpx_bytes info{};
@@ -419,8 +422,8 @@ public:
         return detail::take(info);
     }
 
-    /** Waits for the next remote that has connected to us, and knows it by `remote_name` from now on. Returns
-     *  what it calls itself. */
+    /** Waits for the next remote that connects, and assigns it `remote_name`. Returns the
+     * remote's own name. */
     std::string accept(const std::string &remote_name, Milliseconds timeout = forever)
     {
         tcpx_peer *peer = nullptr;
@@ -430,7 +433,7 @@ public:
         return own;
     }
 
-    /** Makes a remote known by what its listen() returned. */
+    /** Adds a remote by the connection info from its listen(). */
     void loadRemoteConnInfo(const std::string &remote_name, std::string_view info)
     {
         tcpx_peer *peer = nullptr;
@@ -438,20 +441,20 @@ public:
         remember(remote_name, peer);
     }
 
-    /** Connects now rather than with the first transfer. */
+    /** Connects now instead of with the first transfer. */
     void connect(const std::string &remote_name, Milliseconds timeout = forever)
     {
         detail::check(tcpx_peer_connect(state_->peer(remote_name).get(), detail::millis(timeout)));
     }
 
-    /** Ends all connections to a remote; its transfers fail. A later transfer connects anew. */
+    /** Ends all connections to a remote; its transfers fail. A later transfer reconnects. */
     void disconnect(const std::string &remote_name)
     {
         detail::check(tcpx_peer_disconnect(state_->peer(remote_name).get()));
     }
 
-    /** Registers memory, which must stay mapped until deregisterMemory() or the session's end. Returns its
-     *  mem_id, never 0. */
+    /** Registers memory, which must stay mapped until deregisterMemory() or the session's end.
+     * Returns its mem_id, never 0. */
     std::uint64_t registerMemory(void *address, std::size_t size, Memory kind = Memory::Auto,
                                  std::uint32_t device = 0)
     {
@@ -465,8 +468,8 @@ public:
         return mem_id;
     }
 
-    /** Ends a registration. When this returns the memory is no longer touched and may be freed; transfers
-     *  that were using it fail. */
+    /** Ends a registration. When this returns the memory is no longer accessed and may be freed;
+     * transfers that use it fail. */
     void deregisterMemory(std::uint64_t mem_id)
     {
         const auto region = state_->region(mem_id);
@@ -475,7 +478,7 @@ public:
         state_->regions.erase(mem_id);
     }
 
-    /** What a remote needs to read and write this memory. */
+    /** Returns the descriptor that a remote needs to read and write this memory. */
     MemoryDescriptor describe(std::uint64_t mem_id) const
     {
         tcpx_bytes descriptor{};
@@ -483,20 +486,20 @@ public:
         return MemoryDescriptor::deserialize(detail::take(descriptor));
     }
 
-    /** An empty transfer with a remote. It may outlive this object, and has then ended with it. */
+    /** Creates an empty transfer with a remote. It may outlive this object, whose end ends it. */
     Transfer createTransfer(const std::string &remote_name)
     {
         return Transfer(state_, state_->peer(remote_name));
     }
 
-    /** Sends a message on its own; messages to one remote arrive in order. */
+    /** Sends a notification; notifications to one remote arrive in order. */
     void notify(const std::string &remote_name, std::string_view message)
     {
         detail::check(tcpx_session_notify(state_->session.get(), state_->peer(remote_name).get(),
                                           message.data(), message.size()));
     }
 
-    /** Takes every notification that has arrived, oldest first. Never waits. */
+    /** Returns every notification that has arrived, oldest first. Never blocks. */
     std::vector<Notification> takeNotifications()
     {
         std::vector<Notification> all;
@@ -513,7 +516,7 @@ public:
         return std::move(one.front());
     }
 
-    /** What this session calls itself. */
+    /** Returns the name of this session. */
     std::string name() const { return tcpx_session_name(state_->session.get()); }
 
 private:

@@ -1,14 +1,14 @@
-//! Byte strings handed to C.
+//! Byte strings returned to C.
 
 use crate::ffi;
 
-/// Bytes that the library made; whoever received them ends them with `tcpx_bytes_free`.
+/// Bytes allocated by the library; the caller frees them with `tcpx_bytes_free`.
 #[repr(C)]
 #[derive(Debug)]
 pub struct tcpx_bytes {
-    /// The first byte.
+    /// Pointer to the first byte.
     pub data: *mut u8,
-    /// How many there are.
+    /// Number of bytes.
     pub len: usize,
 }
 
@@ -22,10 +22,10 @@ impl From<Vec<u8>> for tcpx_bytes {
     }
 }
 
-/// Frees bytes that the library made. Zeroed ones are ignored.
+/// Frees bytes allocated by the library. Ignores a zeroed struct.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_bytes_free(bytes: tcpx_bytes) {
-    // SAFETY: the argument of a function that frees: zeroed, or made by `From<Vec<u8>>` above and given back
-    // now.
+    // SAFETY: the argument of a free function: zeroed, or made by `From<Vec<u8>>` above and
+    // returned now.
     ffi::end(unsafe { ffi::box_slice_from(bytes.data, bytes.len) });
 }

@@ -7,7 +7,7 @@ use tcpx::Config;
 use crate::ffi::{self, Boxed, borrow, borrow_mut, out, take, text};
 use crate::status::{Failure, c_text, tcpx_status};
 
-/// How a session behaves: defaults of this machine, then the environment, then what is set.
+/// Configuration of a session: defaults of this machine, then the environment, then values set.
 pub struct tcpx_config {
     pub(crate) config: Config,
 }
@@ -20,19 +20,19 @@ impl Boxed for tcpx_config {
 #[repr(C)]
 #[derive(Debug)]
 pub struct tcpx_config_row {
-    /// Bytes in this struct; later versions add fields at its end.
+    /// Size of this struct in bytes; later versions add fields at its end.
     pub size: usize,
-    /// The key, as `tcpx_config_set` takes it.
+    /// The key, as passed to `tcpx_config_set`.
     pub key: *const c_char,
     /// The environment variable.
     pub variable: *const c_char,
     /// The value in force.
     pub value: *const c_char,
-    /// Where the value came from.
+    /// The origin of the value.
     pub source: *const c_char,
-    /// What the setting does.
+    /// A description of the setting.
     pub help: *const c_char,
-    /// Why the default is what it is.
+    /// The reason for the default.
     pub reason: *const c_char,
 }
 
@@ -40,7 +40,7 @@ pub struct tcpx_config_row {
 pub type tcpx_config_row_fn =
     Option<unsafe extern "C" fn(context: *mut c_void, row: *const tcpx_config_row)>;
 
-/// The defaults of this machine; the environment is not looked at.
+/// Creates a configuration with the defaults of this machine; ignores the environment.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_config_defaults(config: *mut *mut tcpx_config) -> tcpx_status {
     ffi::call(|| {
@@ -52,7 +52,8 @@ pub unsafe extern "C" fn tcpx_config_defaults(config: *mut *mut tcpx_config) -> 
     })
 }
 
-/// The defaults, overridden by the `TCPX_` variables of the environment.
+/// Creates a configuration with the defaults, overridden by the `TCPX_` variables of the
+/// environment.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_config_from_env(config: *mut *mut tcpx_config) -> tcpx_status {
     ffi::call(|| {
@@ -64,7 +65,7 @@ pub unsafe extern "C" fn tcpx_config_from_env(config: *mut *mut tcpx_config) -> 
     })
 }
 
-/// Sets one value by its key, such as "lanes", or by the name of its variable, such as "TCPX_LANES".
+/// Sets one value by its key, such as "lanes", or by its variable, such as "TCPX_LANES".
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_config_set(
     config: *mut tcpx_config,
@@ -77,7 +78,7 @@ pub unsafe extern "C" fn tcpx_config_set(
     })
 }
 
-/// Hands every setting to `callback`, with `context`.
+/// Passes every setting to `callback`, with `context`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_config_each(
     config: *const tcpx_config,
@@ -109,7 +110,7 @@ pub unsafe extern "C" fn tcpx_config_each(
                 help,
                 reason,
             };
-            // SAFETY: C gave the function to be called with its context; `row` outlives the call.
+            // SAFETY: C passed the function to be called with its context; `row` outlives the call.
             unsafe { callback(context, &raw const row) };
         }
         Ok(())

@@ -12,25 +12,26 @@ use crate::status::{Failure, c_text, tcpx_status};
 #[repr(C)]
 #[derive(Debug)]
 pub struct tcpx_device {
-    /// Bytes in this struct; later versions add fields at its end.
+    /// Size of this struct in bytes; later versions add fields at its end.
     pub size: usize,
     /// Its name, such as "eth0".
     pub name: *const c_char,
-    /// What stands behind the name: "physical", "loopback", or the kernel's word, such as "bond" or "bridge".
+    /// The kind of device: "physical", "loopback", or the kernel's name, such as "bond" or
+    /// "bridge".
     pub kind: *const c_char,
-    /// Its addresses with their prefix lengths, separated by commas; "" when it has none.
+    /// Its addresses with their prefix lengths, separated by commas; "" if it has none.
     pub addresses: *const c_char,
-    /// The PCI address of the device, such as "0000:06:00.0"; "" where there is none.
+    /// The PCI address of the device, such as "0000:06:00.0"; "" if there is none.
     pub pci_address: *const c_char,
-    /// The driver of the device; "" where there is none.
+    /// The driver of the device; "" if there is none.
     pub driver: *const c_char,
-    /// Why sessions do not use it unless the setting interfaces names it; NULL when they do.
+    /// The reason sessions do not use it unless the setting interfaces names it; NULL if they do.
     pub why_not: *const c_char,
     /// The largest packet, in bytes.
     pub mtu: u32,
-    /// The link's speed in Mbit/s; 0 where the driver does not know it.
+    /// The link's speed in Mbit/s; 0 if unknown.
     pub speed_mbps: u32,
-    /// The NUMA node that the device hangs off; -1 on machines that have one only.
+    /// The NUMA node of the device; -1 on machines with only one.
     pub numa_node: i32,
 }
 
@@ -38,7 +39,7 @@ pub struct tcpx_device {
 pub type tcpx_device_fn =
     Option<unsafe extern "C" fn(context: *mut c_void, device: *const tcpx_device)>;
 
-/// Hands every network interface of this machine to `callback`, with `context`.
+/// Passes every network interface of this machine to `callback`, with `context`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_devices_each(
     callback: tcpx_device_fn,
@@ -46,17 +47,19 @@ pub unsafe extern "C" fn tcpx_devices_each(
 ) -> tcpx_status {
     ffi::call(|| {
         let callback = callback.ok_or(Failure::Null("callback"))?;
-        for interface in interfaces::discover().map_err(|e| Failure::Devices(e.to_string()))? {
-            let texts = Texts::of(&interface);
-            let device = texts.device(&interface);
-            // SAFETY: C gave the function to be called with its context; `device` and its texts outlive the call.
+        let found = interfaces::discover().map_err(|e| Failure::Devices(e.to_string()))?;
+        for interface in &found {
+            let texts = Texts::of(interface, &found);
+            let device = texts.device(interface);
+            // SAFETY: C passed the function to be called with its context; `device` and its texts
+            // outlive the call.
             unsafe { callback(context, &raw const device) };
         }
         Ok(())
     })
 }
 
-/// What the texts of a [`tcpx_device`] point to.
+/// Owns the texts that a [`tcpx_device`] points to.
 struct Texts {
     name: CString,
     kind: CString,
@@ -67,7 +70,7 @@ struct Texts {
 }
 
 impl Texts {
-    fn of(interface: &Interface) -> Self {
+    fn of(interface: &Interface, found: &[Interface]) -> Self {
         let addresses: Vec<_> = interface.addresses.iter().map(|a| a.to_string()).collect();
         let known = |text: &Option<String>| c_text(text.as_deref().unwrap_or_default());
         Self {
@@ -76,7 +79,10 @@ impl Texts {
             addresses: c_text(&addresses.join(",")),
             pci_address: known(&interface.pci_address),
             driver: known(&interface.driver),
-            why_not: interface.usable().err().map(|why| c_text(&why.to_string())),
+            why_not: interface
+                .usable_among(found)
+                .err()
+                .map(|why| c_text(&why.to_string())),
         }
     }
 

@@ -1,22 +1,24 @@
 //! The C ABI of tcpx: `libtcpx_p2p` and `include/tcpx_p2p.h`.
 //!
-//! Every function here is a conversion around one call of the [`tcpx`] crate; whatever there is to decide is
-//! decided there.
+//! Every function here is a conversion around one call of the [`tcpx`] crate, which makes all
+//! decisions.
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `ffi` | where pointers become references and where panics stop |
-//! | `status` | the numbers that errors become, and the words that go with them |
-//! | `bytes` | byte strings handed to C |
-//! | `config`, `session`, `peer`, `region`, `transfer` | the functions, by the object that they are about |
+//! | `ffi` | conversion of pointers into references; stops panics |
+//! | `status` | conversion of errors into status numbers and messages |
+//! | `bytes` | byte strings returned to C |
+//! | `config`, `session`, `peer`, `region`, `transfer` | the functions, by object |
+//! | `events` | descriptors for event loops |
+//! | `stats` | statistics of a session |
 //! | `device` | the network interfaces of this machine |
-//! | `log` | where the engine's log lines go |
+//! | `log` | output of the engine's log lines |
 //!
 //! # Safety
 //!
-//! The functions are called by C and share one contract, which the header states for its readers: a pointer
-//! is NULL or points to what its type says, valid for the length of the call; a handle came from this library
-//! and has not been freed. NULL is always answered, never followed.
+//! The functions are called by C and share one contract, which the header states for its readers: a
+//! pointer is NULL or points to what its type says, valid for the duration of the call; a handle
+//! came from this library and has not been freed. NULL is always checked, never dereferenced.
 
 #![allow(
     non_camel_case_types,
@@ -30,20 +32,24 @@
 mod bytes;
 mod config;
 mod device;
+mod events;
 mod ffi;
 mod log;
 mod peer;
 mod region;
 mod session;
+mod stats;
 mod status;
 mod transfer;
 
 pub use bytes::*;
 pub use config::*;
 pub use device::*;
+pub use events::*;
 pub use log::*;
 pub use peer::*;
 pub use region::*;
 pub use session::*;
+pub use stats::*;
 pub use status::*;
 pub use transfer::*;

@@ -24,20 +24,21 @@ impl From<Peer> for tcpx_peer {
     }
 }
 
-/// What the peer calls itself; valid until the handle is freed. NULL for NULL.
+/// Returns the peer's name; valid until the handle is freed. NULL for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_peer_name(peer: *const tcpx_peer) -> *const c_char {
     ffi::call_or(null(), || Ok(borrow!(peer)?.name.as_ptr()))
 }
 
-/// Whether a connection is there now.
+/// Returns whether the peer is connected now.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_peer_is_connected(peer: *const tcpx_peer) -> bool {
     ffi::call_or(false, || Ok(borrow!(peer)?.peer.is_connected()))
 }
 
-/// Connects now rather than with the first transfer. Returns at once when a connection is there.
-/// When `timeout_ms` runs out first the attempt goes on by itself, up to the setting connect_timeout.
+/// Connects now instead of with the first transfer. Returns at once if a connection exists. If
+/// `timeout_ms` expires first, the attempt continues in the background, up to the setting
+/// connect_timeout.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_peer_connect(peer: *const tcpx_peer, timeout_ms: u64) -> tcpx_status {
     ffi::call(|| {
@@ -46,7 +47,7 @@ pub unsafe extern "C" fn tcpx_peer_connect(peer: *const tcpx_peer, timeout_ms: u
     })
 }
 
-/// Ends all connections to the peer; its transfers fail. A later transfer connects anew.
+/// Ends all connections to the peer; its transfers fail. A later transfer reconnects.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_peer_disconnect(peer: *const tcpx_peer) -> tcpx_status {
     ffi::call(|| {
@@ -59,22 +60,23 @@ pub unsafe extern "C" fn tcpx_peer_disconnect(peer: *const tcpx_peer) -> tcpx_st
 #[repr(C)]
 #[derive(Debug)]
 pub struct tcpx_lane {
-    /// Bytes in this struct; later versions add fields at its end.
+    /// Size of this struct in bytes; later versions add fields at its end.
     pub size: usize,
     /// This end's address and port, such as "10.0.0.1:40312".
     pub local: *const c_char,
-    /// The peer's.
+    /// The peer's address and port.
     pub remote: *const c_char,
-    /// Bytes that left on it, framing included.
+    /// Bytes sent on this lane, framing included.
     pub bytes_sent: u64,
-    /// Bytes that came on it, framing included.
+    /// Bytes received on this lane, framing included.
     pub bytes_received: u64,
 }
 
 /// Receives one lane. Must not unwind.
 pub type tcpx_lane_fn = Option<unsafe extern "C" fn(context: *mut c_void, lane: *const tcpx_lane)>;
 
-/// Hands every lane of the current connection to `callback`, with `context`; none when there is no connection.
+/// Passes every lane of the current connection to `callback`, with `context`; none without a
+/// connection.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_peer_each_lane(
     peer: *const tcpx_peer,
@@ -96,31 +98,33 @@ pub unsafe extern "C" fn tcpx_peer_each_lane(
                 bytes_sent: lane.bytes_sent,
                 bytes_received: lane.bytes_received,
             };
-            // SAFETY: C gave the function to be called with its context; `lane` outlives the call.
+            // SAFETY: C passed the function to be called with its context; `lane` outlives the
+            // call.
             unsafe { callback(context, &raw const lane) };
         }
         Ok(())
     })
 }
 
-/// How memory of a peer on the same host is moved; valid while the callback that received it runs.
+/// The path to a peer on the same host; valid while the callback that received it runs.
 #[repr(C)]
 #[derive(Debug)]
 pub struct tcpx_same_host {
-    /// Bytes in this struct; later versions add fields at its end.
+    /// Size of this struct in bytes; later versions add fields at its end.
     pub size: usize,
-    /// Why lanes carry everything; NULL where memory is copied directly.
+    /// The reason lanes carry everything; NULL if memory is copied directly.
     pub why_not: *const c_char,
-    /// Bytes that this session has copied directly, both ways, over the current connection.
+    /// Bytes that this session has copied directly, in both directions, over the current
+    /// connection.
     pub bytes: u64,
 }
 
-/// Receives how memory of a peer is moved. Must not unwind.
+/// Receives the path to a peer. Must not unwind.
 pub type tcpx_same_host_fn =
     Option<unsafe extern "C" fn(context: *mut c_void, same_host: *const tcpx_same_host)>;
 
-/// Tells `callback`, with `context`, whether memory of the peer is copied directly, since it is on
-/// this host, and otherwise why not. Calls it once, or not at all when there is no connection.
+/// Reports to `callback`, with `context`, whether memory of a peer on this host is copied directly,
+/// and otherwise why not. Calls it once, or not at all without a connection.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_peer_same_host(
     peer: *const tcpx_peer,
@@ -137,7 +141,7 @@ pub unsafe extern "C" fn tcpx_peer_same_host(
                 why_not: why_not.as_ref().map_or(null(), |text| text.as_ptr()),
                 bytes: info.bytes,
             };
-            // SAFETY: C gave the function to be called with its context; `same_host` and its text
+            // SAFETY: C passed the function to be called with its context; `same_host` and its text
             // outlive the call.
             unsafe { callback(context, &raw const same_host) };
         }
@@ -145,7 +149,7 @@ pub unsafe extern "C" fn tcpx_peer_same_host(
     })
 }
 
-/// Frees the handle; the session goes on to know the peer.
+/// Frees the handle; the session still knows the peer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_peer_free(peer: *mut tcpx_peer) {
     ffi::end(take!(peer));

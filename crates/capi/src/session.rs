@@ -15,17 +15,17 @@ use crate::region::{memory_kind, tcpx_region};
 use crate::status::{Failure, c_text, tcpx_status};
 use crate::transfer::{local_slice, op, segment, tcpx_segment, tcpx_transfer};
 
-/// Registers memory, knows peers, makes transfers. It listens, and serves its regions, from its
-/// start to its end, whether or not the application does anything.
+/// Registers memory, knows peers, makes transfers. A session listens, and serves its regions, from
+/// its creation to its end, without any action of the application.
 pub struct tcpx_session {
-    session: Session,
+    pub(crate) session: Session,
     name: CString,
 }
 
 impl Boxed for tcpx_session {}
 
-/// Receives one notification: who sent it, and the message, which may be empty and may hold any bytes. The
-/// pointers are valid while the callback runs. Must not unwind.
+/// Receives one notification: its sender, and the message, which may be empty and contain any
+/// bytes. The pointers are valid while the callback runs. Must not unwind.
 pub type tcpx_notification_fn = Option<
     unsafe extern "C" fn(
         context: *mut c_void,
@@ -36,7 +36,7 @@ pub type tcpx_notification_fn = Option<
     ),
 >;
 
-/// Starts a session. The configuration remains the caller's.
+/// Starts a session. The caller keeps the configuration.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_session_new(
     config: *const tcpx_config,
@@ -52,17 +52,17 @@ pub unsafe extern "C" fn tcpx_session_new(
     })
 }
 
-/// Says whether calls on the session may succeed: TCPX_ERROR_FORKED in a child of the process that
-/// made it, TCPX_ERROR_CLOSED once it is closed. Never waits. Layers that hold locks of their own
-/// ask before they take one.
+/// Returns whether calls on the session may succeed: TCPX_ERROR_FORKED in a child of the process
+/// that created it, TCPX_ERROR_CLOSED once it is closed. Never blocks. Layers with locks of their
+/// own call it before they take one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_session_check(session: *const tcpx_session) -> tcpx_status {
     ffi::call(|| Ok(borrow!(session)?.session.check()?))
 }
 
-/// Ends a session, and leaves the handle to be freed: calls that wait in it, on other threads, return TCPX_ERROR_CLOSED, and so do
-/// all calls from now on. Waits as tcpx_session_free does. When it returns, memory that was registered is no longer touched. May
-/// be called more than once.
+/// Ends a session, but does not free the handle: blocked calls on other threads return
+/// TCPX_ERROR_CLOSED, and so do all calls from now on. Waits as tcpx_session_free does. When it
+/// returns, registered memory is no longer accessed. May be called more than once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_session_close(session: *const tcpx_session) -> tcpx_status {
     ffi::call(|| {
@@ -71,8 +71,9 @@ pub unsafe extern "C" fn tcpx_session_close(session: *const tcpx_session) -> tcp
     })
 }
 
-/// Ends a session: its connections and its threads. Waits until the peers have their notifications and know how their transfers
-/// have ended, at most 5 seconds (or `peer_timeout` where that is less; on a plugin, a connection that is being made for them has
+/// Ends a session with its connections and threads, and frees the handle. Waits until the peers
+/// have their notifications and know how their transfers have ended, at most 5 seconds (or
+/// `peer_timeout` if that is less; on a plugin, a connection being made for them has
 /// `connect_timeout` first). Transfers in flight fail, here and at the peers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_session_free(session: *mut tcpx_session) {
@@ -84,14 +85,14 @@ pub unsafe extern "C" fn tcpx_session_free(session: *mut tcpx_session) {
     });
 }
 
-/// What the session calls itself; valid until the handle is freed. NULL for NULL.
+/// Returns the session's name; valid until the handle is freed. NULL for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_session_name(session: *const tcpx_session) -> *const c_char {
     ffi::call_or(null(), || Ok(borrow!(session)?.name.as_ptr()))
 }
 
-/// What a peer needs to connect to this session. It contains the session's secret: whoever has it may
-/// connect, nobody else can.
+/// Returns the connection info that a peer needs to connect. It contains the session's secret: its
+/// holders may connect, nobody else can.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_session_connection_info(
     session: *const tcpx_session,
@@ -104,7 +105,7 @@ pub unsafe extern "C" fn tcpx_session_connection_info(
     })
 }
 
-/// Makes a peer known by its connection info; connecting happens later. The same info again gives another
+/// Adds a peer by its connection info; connecting happens later. The same info again gives another
 /// handle to the same peer; info of a new session under a known name replaces the old session.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_session_add_peer(
@@ -121,7 +122,7 @@ pub unsafe extern "C" fn tcpx_session_add_peer(
     })
 }
 
-/// The peer of that name: one that was added, or one that has connected to us.
+/// Returns the peer of that name: added before, or connected to this session.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_session_find_peer(
     session: *const tcpx_session,
@@ -136,7 +137,7 @@ pub unsafe extern "C" fn tcpx_session_find_peer(
     })
 }
 
-/// The peer that stands for the session itself, for transfers within it.
+/// Returns the peer that represents the session itself, for transfers within it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_session_own_peer(
     session: *const tcpx_session,
@@ -149,8 +150,8 @@ pub unsafe extern "C" fn tcpx_session_own_peer(
     })
 }
 
-/// Forgets a peer and ends its connections. Its transfers fail. It may be added again; the handle remains
-/// to be freed.
+/// Removes a peer and ends its connections. Its transfers fail. It may be added again; the handle
+/// must still be freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_session_remove_peer(
     session: *const tcpx_session,
@@ -162,7 +163,7 @@ pub unsafe extern "C" fn tcpx_session_remove_peer(
     })
 }
 
-/// The next peer that has connected to us.
+/// Waits for the next peer that connects to this session.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_session_accept(
     session: *const tcpx_session,
@@ -178,9 +179,9 @@ pub unsafe extern "C" fn tcpx_session_accept(
 }
 
 /// Registers memory: `kind` is a tcpx_memory, `device` the number of the CUDA device for
-/// TCPX_MEMORY_CUDA and not looked at otherwise. Overlapping and
-/// repeated registrations are legal. The memory must stay mapped until tcpx_region_free has
-/// returned: peers who have its descriptor read and write it at any time.
+/// TCPX_MEMORY_CUDA and ignored otherwise. Overlapping and repeated registrations are legal. The
+/// memory must stay mapped until tcpx_region_free has returned: peers with its descriptor read and
+/// write it at any time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_session_register(
     session: *const tcpx_session,
@@ -196,15 +197,16 @@ pub unsafe extern "C" fn tcpx_session_register(
         if address.is_null() {
             return Err(Failure::Null("address"));
         }
-        // SAFETY: the caller keeps the memory mapped until the region is freed, as the header asks.
+        // SAFETY: the caller keeps the memory mapped until the region is freed, as the header
+        // requires.
         let region = unsafe { session.session.register_raw(address.cast(), len, kind) }?;
         out.give(tcpx_region { region });
         Ok(())
     })
 }
 
-/// Plans a transfer over any number of segments; `op` is a tcpx_op. Nothing moves until it is posted. The
-/// array, and the handles that it points to, are not needed any more when this returns.
+/// Prepares a transfer over any number of segments; `op` is a tcpx_op. Nothing moves until it is
+/// posted. The array, and the handles in it, are not needed after this returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_session_prepare(
     session: *const tcpx_session,
@@ -218,7 +220,7 @@ pub unsafe extern "C" fn tcpx_session_prepare(
         let (session, peer) = (borrow!(session)?, borrow!(peer)?);
         let segments: &[tcpx_segment] = slice!(segments, segment_count)?;
         let (op, out) = (self::op(op)?, out!(transfer)?);
-        // Once to find the bad ones, once more as the engine takes them: cheaper than a list in between.
+        // One pass to find invalid segments, one to convert them: cheaper than a list in between.
         for (index, s) in segments.iter().enumerate() {
             segment(index, s)?;
         }
@@ -230,7 +232,7 @@ pub unsafe extern "C" fn tcpx_session_prepare(
 }
 
 /// Sends `len` bytes to the peer under a tag. Done when the peer has received them. Messages of one
-/// tag are received in the order in which they were sent.
+/// tag are received in the order of sending.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_session_send(
     session: *const tcpx_session,
@@ -250,8 +252,8 @@ pub unsafe extern "C" fn tcpx_session_send(
     })
 }
 
-/// Receives the next message that the peer sends under a tag, up to `len` bytes; tcpx_transfer_received
-/// tells how many it had. A longer one fails on both sides.
+/// Receives the peer's next message under a tag, up to `len` bytes; tcpx_transfer_received returns
+/// its length. A longer one fails on both sides.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_session_recv(
     session: *const tcpx_session,
@@ -271,9 +273,9 @@ pub unsafe extern "C" fn tcpx_session_recv(
     })
 }
 
-/// Sends a message on its own; it is queued when this returns. Messages to one peer arrive in order. An
-/// empty message is legal. TCPX_ERROR_BUSY where the peer does not keep up, and half of queue_bytes
-/// waits to be sent to it: nothing was sent then, try again later.
+/// Sends a notification; it is queued when this returns. Notifications to one peer arrive in order.
+/// An empty message is legal. TCPX_ERROR_BUSY, and nothing is sent, if the peer does not keep up
+/// and half of queue_bytes waits to be sent to it: try again later.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_session_notify(
     session: *const tcpx_session,
@@ -288,7 +290,8 @@ pub unsafe extern "C" fn tcpx_session_notify(
     })
 }
 
-/// Hands every notification that has arrived to `callback`, with `context`, oldest first. Never waits.
+/// Passes every notification that has arrived to `callback`, with `context`, oldest first. Never
+/// blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_session_take_notifications(
     session: *const tcpx_session,
@@ -303,7 +306,7 @@ pub unsafe extern "C" fn tcpx_session_take_notifications(
     })
 }
 
-/// Waits for the next notification and hands it to `callback`, with `context`.
+/// Waits for the next notification and passes it to `callback`, with `context`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_session_wait_notification(
     session: *const tcpx_session,
@@ -327,7 +330,7 @@ fn deliver(
     let callback = callback.ok_or(Failure::Null("callback"))?;
     Ok(move |notification: &Notification| {
         let (from, message) = (&notification.from, &notification.message);
-        // SAFETY: C gave the function to be called with its context; both texts outlive the call.
+        // SAFETY: C passed the function to be called with its context; both texts outlive the call.
         unsafe {
             callback(
                 context,

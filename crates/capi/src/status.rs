@@ -1,4 +1,4 @@
-//! The numbers that errors become, and the words that go with them.
+//! Status numbers of errors, and their messages.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -6,31 +6,32 @@ use std::ffi::{CStr, CString, c_char};
 
 use tcpx::{Error, ErrorKind, Side, Status};
 
-/// How a call ended. The numbers are stable: new ones are added at the end, none is ever reused.
+/// The result of a call. The numbers are stable: new ones are added at the end, none is ever
+/// reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub enum tcpx_status {
-    /// It worked.
+    /// Success.
     TCPX_OK = 0,
-    /// The call made no sense: fix the arguments.
+    /// An argument is invalid.
     TCPX_ERROR_INVALID_ARGUMENT = 1,
-    /// What was named does not exist.
+    /// The named object does not exist.
     TCPX_ERROR_NOT_FOUND = 2,
     /// The state of the object forbids the call.
     TCPX_ERROR_NOT_ALLOWED = 3,
-    /// Not now: the transfer is still in flight, or the peer does not keep up. Try again later.
+    /// The transfer is still in flight, or the peer does not keep up. Try again later.
     TCPX_ERROR_BUSY = 4,
-    /// The caller's own time limit ran out; nothing was cancelled.
+    /// The caller's timeout expired; nothing was cancelled.
     TCPX_ERROR_TIMEOUT = 5,
     /// The peer is gone, unreachable or silent.
     TCPX_ERROR_DISCONNECTED = 6,
-    /// The peer answered and said no.
+    /// The peer refused.
     TCPX_ERROR_REFUSED = 7,
     /// The transfer was aborted by this side.
     TCPX_ERROR_ABORTED = 8,
     /// A tagged message was longer than the buffer posted for it.
     TCPX_ERROR_TRUNCATED = 9,
-    /// This machine did not give what was needed.
+    /// This machine lacks a required resource.
     TCPX_ERROR_ENVIRONMENT = 10,
     /// The session is closed.
     TCPX_ERROR_CLOSED = 11,
@@ -40,15 +41,15 @@ pub enum tcpx_status {
     TCPX_ERROR_NOT_SUPPORTED = 13,
     /// A defect of this library: please report it.
     TCPX_ERROR_INTERNAL = 14,
-    /// The peer does not have the region any more: get a new descriptor.
+    /// The peer no longer has the region: get a new descriptor.
     TCPX_ERROR_REGION_GONE = 15,
-    /// The handle is of the process that this one was forked from: create a session in this one.
+    /// The handle belongs to the parent of this forked process: create a session in this process.
     TCPX_ERROR_FORKED = 16,
 }
 
 use tcpx_status::*;
 
-/// The one place where the engine's errors become numbers.
+/// Converts the engine's errors into numbers. No other code does.
 impl From<&Error> for tcpx_status {
     fn from(error: &Error) -> Self {
         if let Error::PeerRefused {
@@ -78,7 +79,7 @@ impl From<&Error> for tcpx_status {
     }
 }
 
-/// The name of a status, such as "DISCONNECTED"; "UNKNOWN" for a number that is none.
+/// Returns the name of a status, such as "DISCONNECTED"; "UNKNOWN" for an undefined number.
 #[unsafe(no_mangle)]
 pub extern "C" fn tcpx_status_name(status: i32) -> *const c_char {
     let name: &'static CStr = match status {
@@ -104,17 +105,17 @@ pub extern "C" fn tcpx_status_name(status: i32) -> *const c_char {
     name.as_ptr()
 }
 
-/// What went wrong in the last call of this thread that failed; never NULL. The text stays until the
-/// thread's next call that fails.
+/// Returns the message of the last failed call of this thread; never NULL. The text is valid until
+/// the thread's next failed call.
 #[unsafe(no_mangle)]
 pub extern "C" fn tcpx_last_error() -> *const c_char {
     LAST_ERROR
         .try_with(|last| last.borrow().as_ptr())
-        // The thread is going away and its texts with it.
+        // The thread is ending, and its texts are gone.
         .unwrap_or(c"".as_ptr())
 }
 
-/// The version of this library, such as "0.1.0".
+/// Returns the version of this library, such as "0.1.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn tcpx_version() -> *const c_char {
     const VERSION: &CStr =
@@ -129,7 +130,7 @@ thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::default();
 }
 
-/// Why a call failed.
+/// The reason a call failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     #[error(transparent)]
@@ -198,16 +199,16 @@ impl Failure {
         }
     }
 
-    /// Makes this the thread's last error.
+    /// Stores this as the thread's last error.
     pub(crate) fn remember(&self) -> tcpx_status {
         let text = c_text(&self.to_string());
-        // A thread that is going away has nowhere to keep it; the status still tells.
+        // A thread that is ending cannot store it; the status still reports the failure.
         let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = text);
         self.status()
     }
 }
 
-/// A text as C reads it: up to the first NUL, if there is one inside.
+/// Converts a text to C: cut at the first NUL, if there is one inside.
 pub(crate) fn c_text(text: &str) -> CString {
     let upto = text.split('\0').next().unwrap_or_default();
     CString::new(upto).unwrap_or_default()

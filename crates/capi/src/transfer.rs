@@ -13,13 +13,13 @@ use crate::status::{Failure, tcpx_status};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub enum tcpx_op {
-    /// From the peer's memory into ours.
+    /// From the peer's memory to local memory.
     TCPX_READ = 0,
-    /// From our memory into the peer's.
+    /// From local memory to the peer's.
     TCPX_WRITE = 1,
 }
 
-/// Where a transfer stands.
+/// The state of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub enum tcpx_state {
@@ -27,13 +27,13 @@ pub enum tcpx_state {
     TCPX_PREPARED = 0,
     /// Posted; bytes may be moving.
     TCPX_IN_PROGRESS = 1,
-    /// Every byte is where it belongs.
+    /// Every byte is in place.
     TCPX_DONE = 2,
-    /// It failed; tcpx_transfer_error says why.
+    /// The transfer failed; tcpx_transfer_error returns the reason.
     TCPX_FAILED = 3,
-    /// Aborted by this side; bytes that were already on their way may still land at the peer.
+    /// Aborted by this side; bytes already in flight may still land at the peer.
     TCPX_ABORTING = 4,
-    /// Aborted, and nothing of it is on its way any more.
+    /// Aborted, and nothing of it is in flight any more.
     TCPX_ABORTED = 5,
 }
 
@@ -56,19 +56,19 @@ impl From<TransferState> for tcpx_state {
 pub struct tcpx_segment {
     /// Memory of this session.
     pub local: *const tcpx_region,
-    /// Where in it, as an address.
+    /// Address in the local region.
     pub local_address: u64,
     /// Memory of the peer.
     pub remote: *const tcpx_remote_region,
-    /// Where in it, as an address at the peer.
+    /// Address in the remote region, at the peer.
     pub remote_address: u64,
-    /// How many bytes; 0 is legal and moves nothing.
+    /// Length in bytes; 0 is legal and moves nothing.
     pub length: u64,
 }
 
 /// A READ, a WRITE, a tagged send or a tagged receive.
 pub struct tcpx_transfer {
-    transfer: Transfer,
+    pub(crate) transfer: Transfer,
 }
 
 impl Boxed for tcpx_transfer {}
@@ -79,7 +79,7 @@ impl From<Transfer> for tcpx_transfer {
     }
 }
 
-/// The engine's word for a `tcpx_op`.
+/// Converts a `tcpx_op`.
 pub(crate) fn op(op: u32) -> Result<Op, Failure> {
     const READ: u32 = tcpx_op::TCPX_READ as u32;
     const WRITE: u32 = tcpx_op::TCPX_WRITE as u32;
@@ -94,7 +94,7 @@ pub(crate) fn op(op: u32) -> Result<Op, Failure> {
     }
 }
 
-/// The engine's word for a segment. Whether it fits its regions is the engine's to say.
+/// Converts a segment. The engine checks whether it fits its regions.
 pub(crate) fn segment(index: usize, segment: &tcpx_segment) -> Result<Segment<'_>, Failure> {
     let (local, remote) = (segment.local, segment.remote);
     let null = |side| move |_| Failure::SegmentNull { index, side };
@@ -123,7 +123,7 @@ pub(crate) fn segment(index: usize, segment: &tcpx_segment) -> Result<Segment<'_
     })
 }
 
-/// The engine's word for an address in a region.
+/// Converts an address in a region.
 pub(crate) fn local_slice(region: &tcpx_region, address: u64) -> Result<LocalSlice<'_>, Failure> {
     let start = region.region.address() as u64;
     let offset = offset(address, start).ok_or(Failure::BeforeRegion { address, start })?;
@@ -134,23 +134,24 @@ fn offset(address: u64, start: u64) -> Option<usize> {
     address.checked_sub(start).map(size)
 }
 
-/// More than the address space holds becomes its end, which no region reaches.
+/// Converts a size; one beyond the address space becomes its maximum, which no region reaches.
 fn size(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-/// Starts the transfer, connecting first if need be, and returns without waiting. Once it has ended it may be
-/// posted again at no set-up cost. Tagged sends and receives are posted when they are made.
+/// Starts the transfer, connecting first if needed, and returns without waiting. Once it has ended
+/// it may be posted again at no set-up cost. Tagged sends and receives are posted when they are
+/// created.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_transfer_post(transfer: *const tcpx_transfer) -> tcpx_status {
     ffi::call(|| Ok(borrow!(transfer)?.transfer.post()?))
 }
 
-/// As tcpx_transfer_post; the peer receives `message` once every byte is in place, exactly once if the
-/// transfer ends as done while the connection lives, and not at all if it fails. A transfer that fails
-/// with TCPX_ERROR_DISCONNECTED may have delivered its message, where only the last acknowledgement was
-/// lost; the message is never delivered twice for one posting. It may be empty. TCPX_ERROR_BUSY as for
-/// tcpx_session_notify.
+/// Does what tcpx_transfer_post does; the peer receives `message` once every byte is in place,
+/// exactly once if the transfer completes while the connection lives, and not at all if it fails. A
+/// transfer that fails with TCPX_ERROR_DISCONNECTED may have delivered its message, if only the
+/// last acknowledgement was lost; the message is never delivered twice for one posting. It may be
+/// empty. TCPX_ERROR_BUSY as for tcpx_session_notify.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_transfer_post_with_notification(
     transfer: *const tcpx_transfer,
@@ -163,7 +164,7 @@ pub unsafe extern "C" fn tcpx_transfer_post_with_notification(
     })
 }
 
-/// Where the transfer stands. Never waits, and may move bytes itself.
+/// Returns the state of the transfer. Never blocks, and may move bytes itself.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_transfer_poll(
     transfer: *const tcpx_transfer,
@@ -176,7 +177,8 @@ pub unsafe extern "C" fn tcpx_transfer_poll(
     })
 }
 
-/// Waits until the transfer has ended; says how it did. TCPX_ERROR_TIMEOUT when it has not by then: it goes on.
+/// Waits until the transfer has ended, and returns its state. TCPX_ERROR_TIMEOUT if it has not
+/// ended by then: it continues.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_transfer_wait(
     transfer: *const tcpx_transfer,
@@ -188,8 +190,8 @@ pub unsafe extern "C" fn tcpx_transfer_wait(
     })
 }
 
-/// Gives the transfer up. Never waits for the peer. When this returns, local memory is no longer read or
-/// written on behalf of the transfer.
+/// Aborts the transfer. Never waits for the peer. When this returns, local memory is no longer read
+/// or written for the transfer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_transfer_abort(transfer: *const tcpx_transfer) -> tcpx_status {
     ffi::call(|| {
@@ -198,7 +200,8 @@ pub unsafe extern "C" fn tcpx_transfer_abort(transfer: *const tcpx_transfer) -> 
     })
 }
 
-/// Why the transfer failed; tcpx_last_error has the words. TCPX_OK when it has not failed (yet).
+/// Returns the reason the transfer failed; tcpx_last_error has the message. TCPX_OK if it has not
+/// failed (yet).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_transfer_error(transfer: *const tcpx_transfer) -> tcpx_status {
     ffi::call(|| match borrow!(transfer)?.transfer.error() {
@@ -207,20 +210,20 @@ pub unsafe extern "C" fn tcpx_transfer_error(transfer: *const tcpx_transfer) -> 
     })
 }
 
-/// Bytes that the transfer moves; 0 for NULL.
+/// Returns the number of bytes that the transfer moves; 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_transfer_bytes(transfer: *const tcpx_transfer) -> u64 {
     ffi::call_or(0, || Ok(borrow!(transfer)?.transfer.bytes()))
 }
 
-/// Bytes of the message that a tagged receive got; 0 until that is known.
+/// Returns the length of the message that a tagged receive got; 0 until it is known.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_transfer_received(transfer: *const tcpx_transfer) -> u64 {
     ffi::call_or(0, || Ok(borrow!(transfer)?.transfer.received()))
 }
 
-/// How long a posting is going to take, judged by earlier transfers to the same peer, and how far off that
-/// may be; in microseconds.
+/// Estimates the duration of a posting from earlier transfers to the same peer, with the error of
+/// the estimate; in microseconds.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_transfer_estimate(
     transfer: *const tcpx_transfer,

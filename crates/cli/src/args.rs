@@ -1,9 +1,9 @@
-//! What can be typed: the options every command shares, and the list of commands.
+//! The command line: options shared by all commands, and the list of commands.
 
 use clap::{Args, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
-use crate::commands::{bench, check, config, devices, doctor, nixl};
+use crate::commands::{bench, check, config, devices, doctor, nixl, top};
 
 const ABOUT: &str = "Moves memory between processes and machines over plain TCP, as if by RDMA";
 
@@ -11,8 +11,8 @@ const LONG_ABOUT: &str = "\
 Moves memory between processes and machines over plain TCP, as if by RDMA.
 
 This command shows what a machine offers (devices, config), says whether it is fit and what to do \
-about it (doctor), tests the way to another machine (check) and measures how fast memory moves \
-(bench). Applications use the library; nothing here is needed to run them.";
+about it (doctor), tests the way to another machine (check), measures how fast memory moves \
+(bench) and watches applications that move it (top). Applications use the library; nothing here is needed to run them.";
 
 const EXAMPLES: &str = "\
 \x1b[1m\x1b[4mExamples:\x1b[0m
@@ -21,6 +21,7 @@ const EXAMPLES: &str = "\
   tcpx check server              On one machine …
   tcpx check client 10.0.0.1     … and on another: does every lane work?
   tcpx bench                     How fast do two processes on this machine go?
+  tcpx top                       What moves right now, how fast, and what limits it?
   tcpx config --lanes 8          Which settings apply, where from, and why?
   tcpx doctor --json | jq '.findings[] | select(.level != \"ok\")'
 
@@ -37,9 +38,12 @@ const EXAMPLES: &str = "\
   `tcpx config` lists every setting with its variable, value and source.
 
 \x1b[1m\x1b[4mExit status:\x1b[0m
-  0  all is well
-  1  a problem was found, or the command failed
-  2  the command line or a TCPX_ variable cannot be understood";
+  0    all is well
+  1    a problem was found, or the command failed
+  2    the command line or a TCPX_ variable cannot be understood
+  130  a measurement was interrupted; what was measured until then is printed
+
+With --json, an error is one document on stdout too: its kind, message and remedy.";
 
 /// The command line of `tcpx`.
 #[derive(Debug, Parser)]
@@ -68,14 +72,16 @@ pub(crate) struct Cli {
 pub(crate) struct Global {
     /// Print one JSON document instead of text
     ///
-    /// Errors are then printed as {"error": "..."} on stdout, besides the text on stderr.
+    /// A command that fails prints {"error": {"kind": ..., "message": ..., "remedy": ...}} on
+    /// stdout instead, in addition to the text on stderr, and exits with a status other than 0. The
+    /// remedy is null if the message contains it.
     #[arg(long, global = true)]
     pub(crate) json: bool,
 
-    /// What to log to stderr: off, error, warn, info, debug or trace
+    /// Log filter for stderr: off, error, warn, info, debug or trace
     ///
-    /// Also takes directives for single modules, such as warn,tcpx::connect=debug. Warnings are
-    /// logged unless told otherwise.
+    /// Also accepts directives for single modules, such as warn,tcpx::connect=debug. The default is
+    /// warn.
     #[arg(
         long,
         global = true,
@@ -112,7 +118,7 @@ impl std::fmt::Display for Color {
     }
 }
 
-/// A log filter that parsed: levels and per-module directives.
+/// A parsed log filter: levels and per-module directives.
 #[derive(Debug, Clone)]
 pub(crate) struct Filter(pub(crate) String);
 
@@ -136,6 +142,7 @@ pub(crate) enum Command {
     Doctor(doctor::Arguments),
     Check(check::Arguments),
     Bench(Box<bench::Arguments>),
+    Top(top::Arguments),
     Config(config::Arguments),
     Nixl(nixl::Arguments),
 }

@@ -5,7 +5,9 @@
 //!   client                                   server
 //!     │  Hello { connection info } ────────►   │
 //!     │   ◄──────── Hello { connection info }  │
+//!     │  Reach { limit } ──────────────────►   │  connects to the client's addresses
 //!     │  (handshake and lanes, by the engine)  │
+//!     │   ◄──────────── Reached { attempts }   │
 //!     │  Want { bytes } ───────────────────►   │
 //!     │   ◄─────────── Region { descriptor }   │
 //!     │  (WRITE over every lane)               │
@@ -15,6 +17,7 @@
 //!     │  … again while a lane was left out …   │
 //!     │  … on one host, which paths memory     │
 //!     │  takes, between two more sessions …    │
+//!     │  … and how fast it moves, likewise …   │
 //!     │  Done { problem } ─────────────────►   │
 //!     │   ◄─────────────────────────── Noted   │
 //! ```
@@ -24,7 +27,9 @@
 mod client;
 mod message;
 mod paths;
+mod reverse;
 mod server;
+mod speed;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -36,7 +41,9 @@ use tcpx_bench::bootstrap::BootstrapError;
 pub(crate) use self::client::run as client;
 pub(crate) use self::message::MessageError;
 pub(crate) use self::paths::{Kind, MemoryPath, is_local};
+pub(crate) use self::reverse::Reverse;
 pub(crate) use self::server::serve;
+pub(crate) use self::speed::Speed;
 
 /// Chunks no larger than this, so that a modest buffer holds some for every lane.
 const CHUNK_MAX: usize = 256 << 10;
@@ -67,6 +74,10 @@ pub(crate) struct Report {
     pub(crate) lanes: Vec<Lane>,
     /// What carries each kind of memory; known to the client.
     pub(crate) paths: Vec<MemoryPath>,
+    /// Whether the server could connect to the client; known to the client.
+    pub(crate) reverse: Option<Reverse>,
+    /// How fast memory moves, and what limits that; known to the client.
+    pub(crate) speed: Option<Speed>,
 }
 
 /// One end of the connection.
@@ -104,12 +115,23 @@ pub(crate) enum CheckError {
     #[error(transparent)]
     Message(#[from] MessageError),
     /// The engine could not do it.
-    #[error("{step}: {source}")]
+    #[error("{step}: {source}{}", if is_stuck(source) { format!(" ({STUCK})") } else { String::new() })]
     Engine {
         /// What was being tried.
         step: &'static str,
         /// What the engine said.
         source: tcpx::Error,
+    },
+    /// No lanes came about.
+    #[error(
+        "cannot connect the lanes: {source}. The other way {reverse}{}",
+        hint(reverse)
+    )]
+    Lanes {
+        /// What the engine said.
+        source: tcpx::Error,
+        /// How the other direction is.
+        reverse: Box<Reverse>,
     },
     /// A direct copy was reported as done and was not.
     #[error("memory that was copied directly arrived changed")]
@@ -117,6 +139,58 @@ pub(crate) enum CheckError {
     /// The other side failed and said why.
     #[error("the other side reports: {0}")]
     Remote(String),
+}
+
+/// What a way that is open in one direction allows.
+fn hint(reverse: &Reverse) -> &'static str {
+    match reverse.ok {
+        true => {
+            ": transfers work where the application over there connects first, since a connection \
+             serves both sides"
+        }
+        false => "",
+    }
+}
+
+/// What may be wrong when lanes are there and payload does not move on them.
+const STUCK: &str = "small packets pass and payload does not: see whether the network drops large \
+    packets (compare the MTU of both interfaces and of the way between, `ping -M do -s 1472 HOST`)";
+
+impl CheckError {
+    /// What to do about it.
+    pub(crate) fn remedy(&self) -> Option<String> {
+        match self {
+            Self::Bootstrap(error) => error.remedy(),
+            Self::Lanes { source, .. } => source.remedy(),
+            Self::Engine { source, .. } => source
+                .remedy()
+                .or_else(|| is_stuck(source).then(|| STUCK.into())),
+            Self::Message(_) => Some("use the same tcpx on both sides".into()),
+            Self::Copied | Self::Remote(_) => None,
+        }
+    }
+
+    /// Why, where the engine said so.
+    pub(crate) fn kind(&self) -> Option<tcpx::ErrorKind> {
+        match self {
+            Self::Lanes { source, .. } | Self::Engine { source, .. } => Some(source.kind()),
+            _ => None,
+        }
+    }
+}
+
+/// Whether nothing has moved for too long.
+fn is_stuck(error: &tcpx::Error) -> bool {
+    use tcpx::{Error, LostCause};
+    matches!(
+        error,
+        Error::Timeout { .. }
+            | Error::PeerSilent { .. }
+            | Error::PeerLost {
+                cause: LostCause::LaneSilent { .. } | LostCause::LaneDropped,
+                ..
+            }
+    )
 }
 
 /// Names the step an engine error happened in.

@@ -6,3 +6,4 @@ pub(crate) mod config;
 pub(crate) mod devices;
 pub(crate) mod doctor;
 pub(crate) mod nixl;
+pub(crate) mod top;

@@ -1,4 +1,4 @@
-//! What `tcpx doctor` looks at: one module per subject, each a pure judgement of what was read.
+//! The checks of `tcpx doctor`: one module per subject, each a pure judgement of what was read.
 
 mod buffers;
 mod gpu;
@@ -11,18 +11,18 @@ mod presence;
 mod transfer;
 
 use serde::Serialize;
-use tcpx::{Config, ConfigError, TransportKind};
+use tcpx::{Config, ConfigError, TransportKind, UnknownVariable};
 use tcpx_bench::place::Place;
 use tcpx_net::interfaces::{self, Interface};
 
 use self::machine::Machine;
 use crate::error::chain;
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Level {
-    /// As it should be.
+    /// Nothing to do.
     Ok,
     /// Worth knowing.
     Info,
@@ -32,15 +32,15 @@ pub(crate) enum Level {
     Fail,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     /// A stable name: subject, dot, detail.
     pub(crate) id: &'static str,
     pub(crate) level: Level,
-    /// What was found.
+    /// The observation.
     pub(crate) found: String,
-    /// What to do about it, where there is something to do.
+    /// The remedy, if there is one.
     pub(crate) advice: Option<String>,
 }
 
@@ -83,16 +83,17 @@ impl Finding {
     }
 }
 
-/// Looks at everything, in the order of the report; `config` is what the user asked for.
+/// Runs all checks, in the order of the report; `config` is the user's configuration.
 ///
-/// `started` is told the name of each check before it runs: one of them takes a moment.
+/// Calls `started` with the name of each check before it runs: one of them takes a moment.
 pub(crate) fn examine(
     config: &Result<Config, ConfigError>,
     mut started: impl FnMut(&'static str),
 ) -> Vec<Finding> {
     let machine = Machine::this();
     let mut findings = vec![settings(config)];
-    // With settings that cannot be used, judge the machine by the defaults.
+    findings.extend(Config::unknown_variables().iter().map(unknown_variable));
+    // With invalid settings, judges the machine by the defaults.
     let effective = config.clone().unwrap_or_else(|_| Config::defaults());
 
     started("limits and kernel");
@@ -125,6 +126,14 @@ pub(crate) fn examine(
         findings.push(transfer::loopback(&effective, Place::Host));
     }
     findings
+}
+
+fn unknown_variable(unknown: &UnknownVariable) -> Finding {
+    let advice = match unknown.suggestion {
+        Some(suggestion) => format!("set {suggestion} instead, or unset {}", unknown.name),
+        None => format!("unset {}; `tcpx config` lists every setting", unknown.name),
+    };
+    Finding::warn("config.unknown", unknown.to_string(), advice)
 }
 
 fn settings(config: &Result<Config, ConfigError>) -> Finding {

@@ -1,4 +1,4 @@
-//! Why a command could not do what it was asked to.
+//! Failures of commands.
 
 use std::error::Error;
 use std::io;
@@ -11,22 +11,22 @@ use crate::check::CheckError;
 use crate::listen::ListenError;
 use crate::nixl::NixlError;
 
-/// Why a command failed, and with it the exit status.
+/// The reason a command failed, which determines the exit status.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// A setting cannot be used; the message names the variable or option and what was expected.
+    /// A setting is invalid; the message names the variable or option and what was expected.
     #[error(transparent)]
     Config(#[from] tcpx::ConfigError),
-    /// The options do not fit together.
+    /// The options contradict each other.
     #[error("{0}")]
     Usage(String),
-    /// The engine could not do it.
+    /// The engine failed.
     #[error(transparent)]
     Engine(#[from] tcpx::Error),
     /// The interfaces could not be listed.
     #[error(transparent)]
     Discover(#[from] DiscoverError),
-    /// The check could not be carried out.
+    /// The check could not be performed.
     #[error(transparent)]
     Check(#[from] CheckError),
     /// The measurement could not be made.
@@ -41,9 +41,9 @@ pub(crate) enum Failure {
     /// A file could not be written.
     #[error("cannot write {}: {source}", path.display())]
     Write {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The report could not be written.
@@ -52,12 +52,12 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// Whether whoever read our output has simply seen enough.
+    /// Returns whether the reader of stdout has closed it.
     pub(crate) fn is_broken_pipe(&self) -> bool {
         matches!(self, Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }
 
-    /// 2 where the caller has to word the request differently, otherwise 1.
+    /// Returns 2 if the caller must change the request, otherwise 1.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Failure::Config(_) | Failure::Usage(_) => 2,
@@ -68,19 +68,85 @@ impl Failure {
         }
     }
 
-    /// The error and its causes in one line.
+    /// Returns a stable word for the kind of failure: the engine's, if it has one.
+    pub(crate) fn kind(&self) -> String {
+        let engine = match self {
+            Failure::Engine(error) | Failure::Bench(BenchError::Engine(error)) => {
+                Some(error.kind())
+            }
+            Failure::Check(error) => error.kind(),
+            _ => None,
+        };
+        if let Some(kind) = engine {
+            return snake_case(&format!("{kind:?}"));
+        }
+        match self {
+            Failure::Config(_) | Failure::Bench(BenchError::Config(_)) => "config",
+            _ if self.exit_code() == 2 => "usage",
+            Failure::Check(CheckError::Bootstrap(_)) | Failure::Bench(BenchError::Bootstrap(_)) => {
+                "bootstrap"
+            }
+            Failure::Check(_) => "check",
+            Failure::Bench(_) => "bench",
+            Failure::Discover(_) | Failure::Engine(_) => "environment",
+            Failure::Listen(_) => "listen",
+            Failure::Nixl(_) => "nixl",
+            Failure::Usage(_) => "usage",
+            Failure::Write { .. } | Failure::Output(_) => "write",
+        }
+        .to_owned()
+    }
+
+    /// Returns the remedy, if it is known.
+    pub(crate) fn remedy(&self) -> Option<String> {
+        match self {
+            Failure::Config(_) | Failure::Bench(BenchError::Config(_)) => {
+                Some("`tcpx config` lists every setting and what it accepts".into())
+            }
+            Failure::Usage(_) => Some("`--help` shows the options".into()),
+            Failure::Engine(error) | Failure::Bench(BenchError::Engine(error)) => error.remedy(),
+            Failure::Check(error) => error.remedy(),
+            Failure::Bench(BenchError::Bootstrap(error)) => error.remedy(),
+            Failure::Listen(_) => Some("choose another port with --port".into()),
+            _ => None,
+        }
+    }
+
+    /// Returns the failure as the JSON document of `--json`.
+    pub(crate) fn document(&self) -> serde_json::Value {
+        document(&self.kind(), &self.chain(), self.remedy().as_deref())
+    }
+
+    /// Returns the error and its causes in one line.
     pub(crate) fn chain(&self) -> String {
         chain(self)
     }
 }
 
-/// An error and its causes in one line; a cause that its effect has already quoted is left out.
+/// Returns the document of an error: `{"error": {"kind", "message", "remedy"}}`.
+pub(crate) fn document(kind: &str, message: &str, remedy: Option<&str>) -> serde_json::Value {
+    serde_json::json!({ "error": { "kind": kind, "message": message, "remedy": remedy } })
+}
+
+/// Converts `InvalidArgument` to `invalid_argument`.
+fn snake_case(name: &str) -> String {
+    let mut text = String::new();
+    for c in name.chars() {
+        if c.is_uppercase() && !text.is_empty() {
+            text.push('_');
+        }
+        text.extend(c.to_lowercase());
+    }
+    text
+}
+
+/// Returns an error and its causes in one line; leaves out a cause that is already quoted.
 pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
         let cause_text = cause.to_string();
-        if !text.ends_with(&cause_text) {
+        if !text.contains(&cause_text) {
             text = format!("{text}: {cause_text}");
         }
         source = cause.source();

@@ -1,4 +1,4 @@
-//! Which interfaces the memory of a GPU uses, and why, in words.
+//! Explains which interfaces the memory of a GPU uses, and why.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use tcpx::{Config, GpuLocality, TransportKind};
 use tcpx_net::interfaces::Interface;
 use tcpx_net::topology::{Choice, Distance, Location, SYSFS};
 
-/// Where a GPU sits.
+/// Returns the location of a GPU.
 pub(crate) fn location(gpu: &DeviceInfo) -> Location {
     Location::of_pci(Path::new(SYSFS), &gpu.pci_bus_id)
 }
@@ -16,13 +16,13 @@ pub(crate) fn location(gpu: &DeviceInfo) -> Location {
 /// The interfaces that transfers of a GPU's memory use.
 #[derive(Debug, Serialize)]
 pub(crate) struct Nearest {
-    /// Those that are used.
+    /// The interfaces in use.
     pub(crate) interfaces: Vec<String>,
-    /// How far the nearest of all is.
+    /// The distance of the nearest one.
     distance: &'static str,
-    /// Why these are used.
+    /// The reason for the choice.
     why: String,
-    /// How far each of the interfaces is that carry lanes.
+    /// The distance of each interface that carries lanes.
     distances: Vec<Far>,
 }
 
@@ -33,8 +33,8 @@ struct Far {
 }
 
 impl Nearest {
-    /// Chooses among the interfaces that carry lanes, as a session with these settings does. None where
-    /// there are none.
+    /// Chooses among the interfaces that carry lanes, as a session with these settings does. `None`
+    /// if there are none.
     pub(crate) fn choose(
         gpu: &Location,
         interfaces: &[Interface],
@@ -71,7 +71,7 @@ impl Nearest {
         })
     }
 
-    /// As a table shows it: the interfaces, and why these.
+    /// Returns the table cell: the interfaces, and the reason.
     pub(crate) fn lines(&self) -> String {
         format!("{}\n{}", self.interfaces.join(", "), self.why)
     }
@@ -107,7 +107,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A made-up sysfs.
+    /// A simulated sysfs.
     pub(crate) struct Tree(tempfile::TempDir);
 
     impl Tree {
@@ -115,7 +115,7 @@ pub(crate) mod tests {
             Self(tempfile::tempdir().unwrap())
         }
 
-        /// Adds a PCI device, and returns where it is.
+        /// Adds a PCI device, and returns its location.
         pub(crate) fn device(&self, path: &str, node: i32) -> Location {
             let device = self.0.path().join("devices").join(path);
             fs::create_dir_all(&device).unwrap();
@@ -127,8 +127,8 @@ pub(crate) mod tests {
             Location::of_pci(self.0.path(), address)
         }
 
-        /// The NICs and the GPUs of an A3: below each of four switches, two to a socket, one NIC and two
-        /// GPUs.
+        /// Returns the NICs and the GPUs of an A3: below each of four switches, two to a socket,
+        /// one NIC and two GPUs.
         pub(crate) fn a3(&self) -> (Vec<Interface>, Vec<Location>) {
             let (mut nics, mut gpus) = (Vec::new(), Vec::new());
             for switch in 1..=4 {

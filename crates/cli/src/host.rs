@@ -1,16 +1,18 @@
-//! `HOST[:PORT]` as people type it.
+//! Parses `HOST[:PORT]`.
 
 use std::net::Ipv6Addr;
 
 use crate::listen::DEFAULT_PORT;
 
-/// Appends the default port where `host` names none: `node7` → `node7:17777`, `::1` → `[::1]:17777`.
+/// Appends the default port if `host` has none: `node7` → `node7:17777`, `::1` → `[::1]:17777`.
 pub(crate) fn with_port(host: &str) -> Result<String, String> {
     let host = host.trim();
     if host.is_empty() {
         return Err("expected HOST or HOST:PORT".into());
     }
-    if host.parse::<Ipv6Addr>().is_ok() {
+    // A link-local address may name its interface.
+    let address = host.split_once('%').map_or(host, |(address, _)| address);
+    if address.parse::<Ipv6Addr>().is_ok() {
         return Ok(format!("[{host}]:{DEFAULT_PORT}"));
     }
     let (name, given) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
@@ -24,7 +26,7 @@ pub(crate) fn with_port(host: &str) -> Result<String, String> {
     let bracketed = host.starts_with('[');
     if name.is_empty() || (name.contains(':') && !bracketed) {
         return Err(format!(
-            "{host:?} is no host; expected HOST, HOST:PORT or [IPV6]:PORT"
+            "{host:?} is not a host; expected HOST, HOST:PORT or [IPV6]:PORT"
         ));
     }
     let port = match given {
@@ -33,7 +35,7 @@ pub(crate) fn with_port(host: &str) -> Result<String, String> {
             Ok(port) if port > 0 => port,
             _ => {
                 return Err(format!(
-                    "{text:?} is no port; expected a number from 1 to 65535"
+                    "{text:?} is not a port; expected a number from 1 to 65535"
                 ));
             }
         },
@@ -53,6 +55,8 @@ mod tests {
     fn ports_are_appended_where_none_is_named() {
         let ok = |host| with_port(host).unwrap();
         assert_eq!(ok("node7"), "node7:17777");
+        assert_eq!(ok("fe80::1%eth0"), "[fe80::1%eth0]:17777");
+        assert_eq!(ok("[fe80::1%eth0]:9"), "[fe80::1%eth0]:9");
         assert_eq!(ok("node7:80"), "node7:80");
         assert_eq!(ok("10.0.0.1"), "10.0.0.1:17777");
         assert_eq!(ok("::1"), "[::1]:17777");

@@ -1,17 +1,17 @@
-//! Where a server waits for its clients.
+//! The listening socket of a server.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use clap::Args;
 
-/// The port of the bootstrap socket unless another is named.
+/// The default port of the bootstrap socket.
 pub(crate) const DEFAULT_PORT: u16 = 17777;
 
-/// The bootstrap socket of a server, as options.
+/// The options of a server's bootstrap socket.
 #[derive(Debug, Args)]
 pub(crate) struct Listen {
-    /// Bootstrap port; 0 takes a free one and says which
+    /// Bootstrap port; 0 takes a free one and prints it
     #[arg(long, default_value_t = DEFAULT_PORT)]
     port: u16,
 
@@ -20,7 +20,7 @@ pub(crate) struct Listen {
     bind: Option<IpAddr>,
 }
 
-/// The bootstrap socket cannot be had.
+/// Reports that the bootstrap socket cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}: {source}; is another server running? --port chooses another")]
 pub(crate) struct ListenError {
@@ -29,13 +29,13 @@ pub(crate) struct ListenError {
 }
 
 impl Listen {
-    /// Listens by `bind` where the user asked for, or everywhere, with or without IPv6.
+    /// Listens by `bind` on the requested address, or on all, with or without IPv6.
     pub(crate) fn with<T>(
         &self,
         bind: impl Fn(SocketAddr) -> io::Result<T>,
     ) -> Result<T, ListenError> {
         let Some(ip) = self.bind else {
-            // An IPv6 socket takes IPv4 clients as well, where the machine has IPv6.
+            // An IPv6 socket accepts IPv4 clients too, if the machine has IPv6.
             let address = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), self.port);
             return bind(address).or_else(|_| self.attempt(Ipv4Addr::UNSPECIFIED.into(), &bind));
         };

@@ -1,4 +1,4 @@
-//! The `tcpx` command: what this machine offers, whether it is fit, and how fast it moves memory.
+//! The `tcpx` command: shows and checks this machine, and measures how fast it moves memory.
 //!
 //! Every command is a file in `commands`: it reads its arguments, calls the library that does the
 //! work, and prints a report as text or JSON. Reports go to stdout, everything else to stderr.
@@ -16,6 +16,7 @@ mod nixl;
 mod output;
 mod settings;
 mod sys;
+mod top;
 mod units;
 
 use std::process::ExitCode;
@@ -27,18 +28,39 @@ use crate::error::Failure;
 use crate::output::Output;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refuse(&error),
+    };
     let mut output = Output::stdout(cli.global.json, cli.global.color);
     match run(cli, &mut output) {
         Ok(Verdict::Fine) => ExitCode::SUCCESS,
         Ok(Verdict::Problem) => ExitCode::from(1),
+        Ok(Verdict::Interrupted) => ExitCode::from(130),
         Err(failure) if failure.is_broken_pipe() => ExitCode::SUCCESS,
         Err(failure) => {
-            // Whoever reads stdout may be gone as well; the exit status still tells.
+            // The reader of stdout may be gone as well; the exit status still reports the failure.
             let _ = output.failure(&failure);
             ExitCode::from(failure.exit_code())
         }
     }
+}
+
+/// Explains why the command line is invalid, or prints the requested help.
+fn refuse(error: &clap::Error) -> ExitCode {
+    // Options are not parsed yet: the word itself requests JSON.
+    let json = std::env::args_os().any(|word| word == "--json");
+    // The reader may be gone; the exit status still reports the failure.
+    let _ = error.print();
+    if json && error.use_stderr() {
+        let text = error.render().to_string();
+        let message = text.lines().next().unwrap_or_default();
+        let message = message.strip_prefix("error: ").unwrap_or(message);
+        let document = error::document("usage", message, Some("`--help` shows the options"));
+        let _ = Output::stdout(true, args::Color::Never).document(&document);
+    }
+    // Help and version are no errors: uses clap's own statuses, 0 and 2.
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
 fn run(cli: Cli, output: &mut Output) -> Result<Verdict, Failure> {
@@ -50,14 +72,17 @@ fn run(cli: Cli, output: &mut Output) -> Result<Verdict, Failure> {
         Command::Bench(args) => commands::bench::run(&args, output),
         Command::Config(args) => commands::config::run(&args, output),
         Command::Nixl(args) => commands::nixl::run(&args, output),
+        Command::Top(args) => commands::top::run(&args, output),
     }
 }
 
-/// What a command that ran to its end has to say to the shell.
+/// The exit status of a command that ran to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     /// Exit status 0.
     Fine,
-    /// Exit status 1: the report says what is wrong.
+    /// Exit status 1: the report names the problem.
     Problem,
+    /// Exit status 130, as for a program ended by SIGINT: the report covers what was done before.
+    Interrupted,
 }

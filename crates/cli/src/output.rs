@@ -1,4 +1,4 @@
-//! Where reports go: text or JSON on stdout, coloured on a terminal only.
+//! Writes reports: text or JSON on stdout, coloured on a terminal only.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -11,10 +11,10 @@ use serde::Serialize;
 use crate::args::Color;
 use crate::error::Failure;
 
-/// How good a piece of news is; decides its colour.
+/// The importance of a text, which decides its colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tone {
-    /// Neither here nor there.
+    /// Neutral.
     Plain,
     /// Less important than the rest.
     Dim,
@@ -28,7 +28,7 @@ pub(crate) enum Tone {
     Strong,
 }
 
-/// Stdout, and what may be written to it.
+/// Stdout, and the allowed formats.
 pub(crate) struct Output {
     stdout: io::Stdout,
     json: bool,
@@ -37,7 +37,7 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Stdout as the user wants it.
+    /// Creates the output with the user's options.
     pub(crate) fn stdout(json: bool, color: Color) -> Self {
         let stdout = io::stdout();
         let colour = match color {
@@ -54,12 +54,17 @@ impl Output {
         }
     }
 
-    /// Whether the report is to be one JSON document.
+    /// Returns whether the report is to be one JSON document.
     pub(crate) fn is_json(&self) -> bool {
         self.json
     }
 
-    /// Whether progress may be drawn on stderr.
+    /// Returns whether colours may be used.
+    pub(crate) fn shows_colour(&self) -> bool {
+        self.colour
+    }
+
+    /// Returns whether progress may be drawn on stderr.
     pub(crate) fn shows_progress(&self) -> bool {
         self.progress
     }
@@ -87,7 +92,7 @@ impl Output {
         self.line(table.trim_fmt())
     }
 
-    /// `text` in the colour of `tone`, or as it is.
+    /// Returns `text` in the colour of `tone`, if colours are allowed.
     pub(crate) fn paint(&self, tone: Tone, text: impl fmt::Display) -> String {
         let style = style(tone);
         if self.colour {
@@ -97,7 +102,8 @@ impl Output {
         }
     }
 
-    /// An empty table: no lines drawn, columns two spaces apart, wrapped on a terminal only.
+    /// Returns an empty table: no lines drawn, columns two spaces apart, wrapped on a terminal
+    /// only.
     pub(crate) fn table(&self) -> Table {
         let mut table = Table::new();
         table
@@ -112,7 +118,7 @@ impl Output {
         table
     }
 
-    /// A table cell in the colour of `tone`.
+    /// Returns a table cell in the colour of `tone`.
     pub(crate) fn cell(&self, tone: Tone, text: impl fmt::Display) -> Cell {
         let cell = Cell::new(text);
         if !self.colour {
@@ -128,7 +134,7 @@ impl Output {
         }
     }
 
-    /// A heading row for [`Output::table`].
+    /// Returns a heading row for [`Output::table`].
     pub(crate) fn header(&self, names: &[&str]) -> Vec<Cell> {
         names
             .iter()
@@ -136,20 +142,20 @@ impl Output {
             .collect()
     }
 
-    /// Tells the user, on stderr, what is going on.
+    /// Informs the user on stderr.
     pub(crate) fn note(&self, text: impl fmt::Display) {
-        // Nobody may be listening; the report is what counts.
+        // Stderr may be closed; the report is what counts.
         let _ = writeln!(io::stderr(), "{text}");
     }
 
-    /// Reports why a command failed: text on stderr, and a document where one was asked for.
+    /// Reports why a command failed: text on stderr, and a JSON document if requested.
     pub(crate) fn failure(&mut self, failure: &Failure) -> io::Result<()> {
         let text = failure.chain();
         let mut stderr = AutoStream::new(io::stderr(), anstream::ColorChoice::Auto).lock();
         let style = style(Tone::Bad).bold();
         writeln!(stderr, "{style}error:{style:#} {text}")?;
         if self.json {
-            self.document(&serde_json::json!({ "error": text }))?;
+            self.document(&failure.document())?;
         }
         Ok(())
     }

@@ -25,12 +25,12 @@ pub(crate) struct Settings {
 
     /// Interfaces that carry lanes
     ///
-    /// As NCCL_SOCKET_IFNAME is written: a comma-separated list of name prefixes; a leading =
-    /// asks for exact names, a leading ^ for every usable interface but these.
+    /// In the syntax of NCCL_SOCKET_IFNAME: a comma-separated list of name prefixes; a leading =
+    /// requires exact names, a leading ^ selects every usable interface but these.
     #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
     interfaces: Option<String>,
 
-    /// Interfaces to listen on besides; lanes use them as a last resort
+    /// Additional interfaces to listen on; lanes use them as a last resort
     #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
     control_interface: Option<String>,
 
@@ -40,11 +40,11 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Defaults, then the environment, then these options.
+    /// Loads defaults, then the environment, then these options.
     ///
     /// # Errors
     ///
-    /// The first value that cannot be used, with its name and what was expected.
+    /// The first invalid value, with its name and what was expected.
     pub(crate) fn load(&self) -> Result<Config, ConfigError> {
         let mut config = Config::from_env()?;
         for (key, value) in self.given() {
@@ -53,7 +53,7 @@ impl Settings {
         Ok(config)
     }
 
-    /// What was typed, as keys and values of [`Config::set`].
+    /// Returns the given options, as keys and values of [`Config::set`].
     pub(crate) fn given(&self) -> impl Iterator<Item = (&str, &str)> {
         let named = [
             ("lanes", &self.lanes),

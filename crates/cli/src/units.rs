@@ -1,4 +1,4 @@
-//! Numbers as people read and write them, where the measuring library has no word for them.
+//! Formats and parses numbers for people, in addition to the measuring library.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub(crate) fn count(number: usize, noun: &str) -> String {
 
 /// `4096`, `64K`, `1.5MiB`, `2 GB`: units are binary, as memory is.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text:?} is no size; expected bytes such as 4096, 64K, 16M or 1G");
+    let wrong = || format!("{text:?} is not a size; expected bytes such as 4096, 64K, 16M or 1G");
     let (number, unit) = split(text).ok_or_else(wrong)?;
     let letter = unit.to_ascii_lowercase();
     let letter = letter
@@ -43,7 +43,8 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
 
 /// `500ms`, `10s`, `2m`, `1h`; a bare number is seconds.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is no time; expected such as 500ms, 10s or 2m, up to a day");
+    let wrong =
+        || format!("{text:?} is not a time; expected 500ms, 10s or 2m, for example, up to a day");
     let (number, unit) = split(text).ok_or_else(wrong)?;
     let seconds = match unit {
         "ms" => number / 1e3,
@@ -58,7 +59,7 @@ pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// A number that is not negative, and what follows it.
+/// Splits off a number that is not negative.
 fn split(text: &str) -> Option<(f64, &str)> {
     let text = text.trim();
     let end = text

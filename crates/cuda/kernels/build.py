@@ -8,8 +8,8 @@ import ctypes
 import pathlib
 import sys
 
-# CUDA 11.8 writes PTX that driver 520 and every later one compiles. compute_70 is the oldest GPU of interest,
-# and the drivers take its PTX to every later one.
+# CUDA 11.8 writes PTX that driver 520 and every later one compiles. compute_70 is the oldest
+# supported GPU; the drivers compile its PTX for every later one.
 OPTIONS = [b"--gpu-architecture=compute_70", b"--std=c++14"]
 LIBRARY = "nvidia/cuda_nvrtc/lib/libnvrtc.so.11.2"
 

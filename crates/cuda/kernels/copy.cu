@@ -1,16 +1,16 @@
 // Copies many ranges in one launch. Built by build.py; the result, copy.ptx, is part of the source.
 //
-// The grid is two-dimensional: across, one warp for each item; down, the item's pieces of `piece` bytes. So the host
-// lays out one item a range without cutting it, and a long range is still the work of many warps. A launch has
-// thousands of warps, each with kilobytes of loads on the way before its first store: latency is hidden even where
-// one side is host memory behind PCIe.
+// The grid is two-dimensional: x has one warp for each item, y the item's pieces of `piece` bytes.
+// So the host lays out one item per range without cutting it, and many warps still share a long
+// range. A launch has thousands of warps, each with kilobytes of outstanding loads before its first
+// store: this hides latency even where one side is host memory behind PCIe.
 
 #define WARP 32
-// Loads that a thread has on the way at once: eight of 16 bytes in 32 lanes are 4 KiB, a common block.
+// Outstanding loads of one thread: eight of 16 bytes in 32 lanes are 4 KiB, a common block.
 #define DEPTH 8
-// Bytes of items that are parameters.
+// Bytes of items passed as kernel parameters.
 #define INLINE_BYTES 3968
-// Warps of a block of `tcpx_copy_table`: it reads their items, a line or two, at once.
+// Warps of a block of `tcpx_copy_table`, which reads their items, a line or two, at once.
 #define TABLE_WARPS 8
 
 typedef unsigned char u8;
@@ -18,10 +18,11 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// One range, as `Item` of src/table.rs: where from in the low 48 bits of x, the length in its high 16, where to in y.
+// One range, as `Item` of src/table.rs: the source in the low 48 bits of x, the length in its high
+// 16, the target in y.
 typedef ulonglong2 item;
-// One range of a list whose ranges all have the same length, as `Pair` of src/pair.rs: where from in x, where to in y,
-// in steps.
+// One range of a list whose ranges all have the same length, as `Pair` of src/pair.rs: the source
+// in x, the target in y, in steps.
 typedef int2 pair;
 #define STEP 16
 
@@ -34,7 +35,7 @@ struct range {
   u32 len;
 };
 
-// Range `i` of a list: of pairs if their length `all` is given, else of items.
+// Returns range `i` of a list: of pairs if their length `all` is given, else of items.
 __device__ __forceinline__ range range_of(const void *items, u32 i, u64 from, u64 to, u32 all) {
   if (all) {
     pair work = ((const pair *)items)[i];
@@ -63,9 +64,9 @@ template <typename T> __device__ __forceinline__ void copy_wide(u64 from, u64 to
   }
 }
 
-// Copies one piece of a range with the widest accesses that both sides allow. What lies before the first and after the
-// last aligned value, less than 16 bytes each, goes byte by byte: the head by the lower half of the warp, the tail by
-// the upper half.
+// Copies one piece of a range with the widest accesses that both sides allow. The bytes before the
+// first and after the last aligned value, less than 16 each, are copied one by one: the head by the
+// lower half of the warp, the tail by the upper half.
 __device__ __forceinline__ void copy_piece(range work, u32 piece, u32 lane) {
   u32 len = work.len;
   u32 start = blockIdx.y * piece;
@@ -75,7 +76,7 @@ __device__ __forceinline__ void copy_piece(range work, u32 piece, u32 lane) {
   u64 from = work.from + start;
   u64 to = work.to + start;
 
-  // The lowest bit in which the sides differ, at most 16.
+  // The lowest bit in which the two addresses differ, at most 16.
   u32 differ = (u32)(from ^ to) | 16;
   u32 width = differ & (0u - differ);
   u32 head = (0u - (u32)to) & (width - 1);
@@ -98,14 +99,14 @@ __device__ __forceinline__ void copy_piece(range work, u32 piece, u32 lane) {
   }
 }
 
-// Few items: they are parameters, which a launch brings along.
+// For few items, which are passed as kernel parameters.
 extern "C" __global__ void tcpx_copy_inline(const inline_items items, u32 count, u64 from, u64 to, u32 all, u32 piece) {
   u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
   if (warp < count) copy_piece(range_of(&items, warp, from, to, all), piece, threadIdx.x % WARP);
 }
 
-// Many items: they are in host memory, and a block reads those of all its warps at once. That is faster than to have
-// them copied to the device first.
+// For many items, which are in host memory; a block reads those of all its warps at once. This is
+// faster than copying them to the device first.
 extern "C" __global__ void __launch_bounds__(TABLE_WARPS *WARP)
     tcpx_copy_table(const void *items, u32 count, u64 from, u64 to, u32 all, u32 piece) {
   __shared__ range mine[TABLE_WARPS];

@@ -1,18 +1,17 @@
-// The work of a model, for measurements of what transfers cost it. Built by build.py; the result,
+// Simulates the work of a model, to measure what transfers cost it. Built by build.py; the result,
 // load.ptx, is part of the source. src/load.rs launches these kernels and knows their sizes.
 
-// A block multiplies for a tile of this side, in steps of STEP along the inner dimension.
+// Side of the tile that a block multiplies, in steps of STEP along the inner dimension.
 #define TILE 128
 #define STEP 32
 #define THREADS 256
 #define WARP 32
-// Side of the matrices that one instruction of a tensor core multiplies.
+// Side of the matrices that one tensor core instruction multiplies.
 #define CORE 16
-// Halves between the rows of both tiles in shared memory: rows that lie one after the other use
-// different banks.
+// Halves between the rows of both tiles in shared memory: adjacent rows use different banks.
 #define A_ROW (STEP + 8)
 #define B_ROW (TILE + 8)
-// Matrices of a warp, which has 64 rows and 32 columns of the tile.
+// Matrices of a warp, which covers 64 rows and 32 columns of the tile.
 #define DOWN 4
 #define ACROSS 2
 
@@ -22,7 +21,7 @@ typedef unsigned long long u64;
 
 #ifdef __CUDACC__
 
-// What a lane holds of a factor, as pairs of halves, and of a sum.
+// The part of a factor that one lane holds, as pairs of halves, and of a sum.
 struct factor {
   u32 at[8];
 };
@@ -66,7 +65,7 @@ __device__ __forceinline__ void store_sum(float *to, const sum &from, u32 row) {
 
 #endif
 
-// Where a thread's two parts of 16 bytes of the tiles lie: as row and column of each tile.
+// Positions of a thread's two parts of 16 bytes in the tiles: row and column in each tile.
 struct part {
   u32 row, column;
 };
@@ -76,8 +75,8 @@ __device__ __forceinline__ part part_of(u32 which, u32 columns) {
   return {index / in_row, index % in_row * 8};
 }
 
-// c = a * b, halves to floats, all of `side` rows and columns, row after row. `side` is a multiple
-// of TILE. A block for each tile of c: bound by the tensor cores.
+// c = a * b, halves to floats, all of `side` rows and columns, row-major. `side` is a multiple of
+// TILE. One block per tile of c: bound by the tensor cores.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     tcpx_load_matmul(const u16 *a, const u16 *b, float *c, u32 side) {
   __shared__ __align__(32) u16 left[2][TILE * A_ROW];
@@ -88,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 
   sum sums[DOWN][ACROSS] = {};
   uint4 next_left[2], next_right[2];
-  // The next step's tiles are on their way while this step's are multiplied.
+  // The next step's tiles are loaded while this step's are multiplied.
   for (u32 step = 0; step <= side; step += STEP) {
     u32 now = step / STEP % 2;
     if (step < side)
@@ -127,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       store_sum(c + (first_row + warp_row + i * CORE) * side + first_column + warp_column + j * CORE, sums[i][j], side);
 }
 
-// y = w * x: a block for each row of w, whose `columns` are a multiple of 4. Bound by memory and by
+// y = w * x: one block per row of w, whose `columns` are a multiple of 4. Bound by memory and by
 // the launch.
 extern "C" __global__ void __launch_bounds__(THREADS) tcpx_load_decode(const float *w, const float *x, float *y, u32 columns) {
   __shared__ float sums[THREADS];

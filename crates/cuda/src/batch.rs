@@ -1,13 +1,13 @@
-//! Scattered blocks of many copies, moved by few launches of the kernel.
+//! Moves the scattered blocks of many copies by few kernel launches.
 //!
-//! A kernel that reads or writes pinned memory holds the device's processors while it waits for the
-//! bus, and every launch takes time from the application's short kernels. So blocks are gathered into
-//! a *cell* of device memory by one launch for the copies of many callers, and the copy engine moves
-//! each copy's part of the cell to pinned memory. The other way round, the copy engine fills the cell
-//! as copies are asked for, and one launch scatters all of them.
+//! A kernel that reads or writes pinned memory occupies the device's processors while it waits for
+//! the bus, and every launch takes time from the application's short kernels. So one launch gathers
+//! the blocks of many callers' copies into a *cell* of device memory, and the copy engine moves
+//! each copy's part of the cell to pinned memory. In the other direction, the copy engine fills the
+//! cell as copies are requested, and one launch scatters all of them.
 //!
-//! A batch is started when its cell is full, when somebody waits for one of its copies and no
-//! other batch of that direction is under way, or when it has lingered for [`LINGER`].
+//! A batch is started when its cell is full, when a caller waits for one of its copies and no other
+//! batch of that direction is in flight, or when it has lingered for [`LINGER`].
 
 use std::time::{Duration, Instant};
 
@@ -18,19 +18,19 @@ use crate::memory::DeviceMemory;
 use crate::queue::is_for_engine;
 use crate::{Device, Queue, Range, Ticket, give_way};
 
-/// Bytes of a cell: launches for as much leave the application's kernels nearly alone.
+/// Bytes of a cell: launches of this size barely disturb the application's kernels.
 const CELL_BYTES: usize = 8 << 20;
-/// Cells of each direction: one being asked for, one at the kernel, and two at the copy engine.
+/// Cells of each direction: one being filled, one at the kernel, and two at the copy engine.
 const CELLS: usize = 4;
-/// Copies of one batch: each is a ticket of the cell's queue, which has twice as many.
+/// Maximum copies of one batch: each is a ticket of the cell's queue, which has twice as many.
 const MAX_PARTS: usize = 32;
-/// A shorter copy is over sooner without the detour.
+/// Minimum bytes of a batched copy: a shorter copy completes sooner without the detour.
 const LEAST_BYTES: usize = 128 << 10;
-/// How long a copy that nobody waits for may be kept back for others to join it. At 20 GB/s a cell is
-/// full earlier.
+/// Maximum time that a copy without a waiting caller is delayed for others to join it. At 20 GB/s a
+/// cell is full earlier.
 const LINGER: Duration = Duration::from_micros(500);
 
-/// Which way bytes go.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Move {
     /// From blocks of device memory to pinned memory.
@@ -39,18 +39,18 @@ pub enum Move {
     Scatter,
 }
 
-/// How much a caller wants a copy to be over.
+/// The urgency of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
-    /// The caller has something else to do meanwhile.
+    /// The caller has other work meanwhile.
     Later,
     /// The caller can do nothing else.
     Soon,
-    /// Whatever it costs others.
+    /// At once, whatever it costs other callers.
     Now,
 }
 
-/// Names one copy of a batch.
+/// Identifies one copy of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchTicket {
     direction: Move,
@@ -59,7 +59,7 @@ pub struct BatchTicket {
     part: usize,
 }
 
-/// The batches of a device, for the copies of many callers.
+/// The batches of a device, shared by many callers.
 pub struct Batches {
     identity: usize,
     gathers: Mutex<Half>,
@@ -69,13 +69,13 @@ pub struct Batches {
 /// The batches of one direction.
 struct Half {
     direction: Move,
-    /// A batch of so many bytes is full.
+    /// Number of bytes with which a batch counts as full.
     full: usize,
     cells: Vec<Cell>,
-    /// The cell whose batch takes copies.
+    /// The cell whose batch accepts copies.
     open: Option<usize>,
     batches: u64,
-    /// Why there are no cells any more.
+    /// The failure that ended all cells, if any.
     failed: Option<Error>,
 }
 
@@ -94,19 +94,19 @@ struct Cell {
 }
 
 struct Part {
-    /// Where it lies in the cell.
+    /// The position in the cell.
     at: Range,
     host: usize,
-    /// Of the copy that is its last.
+    /// The ticket of the copy that completes this part.
     ticket: Option<Ticket>,
 }
 
 impl Batches {
-    /// Takes at most `bytes` of the device's memory, half of it for each direction. A batch is full
-    /// with `full` bytes, or when its cell is.
+    /// Allocates at most `bytes` of the device's memory, half of it for each direction. A batch is
+    /// full at `full` bytes, or when its cell is.
     ///
     /// # Errors
-    /// The device has not so much memory.
+    /// The device has not enough memory.
     pub fn new(device: &dyn Device, bytes: usize, full: usize) -> Result<Self, Error> {
         let cell = (bytes / 2).min(CELL_BYTES);
         let cells = (bytes / 2).checked_div(cell).unwrap_or(0).min(CELLS);
@@ -129,15 +129,15 @@ impl Batches {
         })
     }
 
-    /// Whether these are the device's.
+    /// Returns whether these batches belong to the device.
     #[must_use]
     pub fn is_of(&self, device: &dyn Device) -> bool {
         self.identity == device.identity()
     }
 
-    /// Whether a copy of so many blocks, `len` bytes in all, is better moved by a batch: blocks that
-    /// the copy engine would not move one by one, and so many bytes that the detour does not matter, or
-    /// other copies to share it with.
+    /// Returns whether a batch moves a copy of this many blocks, `len` bytes in all, better: blocks
+    /// that the copy engine would not move one by one, and enough bytes that the detour does not
+    /// matter, or other copies to share it with.
     #[must_use]
     pub fn suits(&self, direction: Move, blocks: usize, len: usize) -> bool {
         let is_busy = || {
@@ -147,12 +147,13 @@ impl Batches {
         !is_for_engine(blocks, len as u64) && (len >= LEAST_BYTES || is_busy())
     }
 
-    /// Adds a copy between blocks of device memory and as many bytes of pinned memory at `host`. None
-    /// if there is no room for it now, or it is too long, or the device has failed: nothing was added.
+    /// Adds a copy between blocks of device memory and as many bytes of pinned memory at `host`.
+    /// Returns `None`, and adds nothing, if there is no room for it now, it is too long, or the
+    /// device has failed.
     ///
     /// # Safety
-    /// As for [`Queue::gather`] and [`Queue::scatter`]: everything stays valid and is used by nobody
-    /// else until [`Batches::is_done`] or [`Batches::wait`] has said that the copy is over.
+    /// As for [`Queue::gather`] and [`Queue::scatter`]: all memory stays valid and nothing else
+    /// uses it until [`Batches::is_done`] or [`Batches::wait`] reports that the copy has completed.
     pub unsafe fn add(
         &self,
         direction: Move,
@@ -163,19 +164,20 @@ impl Batches {
         self.half(direction).lock().add(blocks, host, len)
     }
 
-    /// Whether a copy is over. Never waits.
+    /// Returns whether a copy has completed. Never blocks.
     ///
     /// # Errors
-    /// The device has failed; no copy is under way any more.
+    /// The device has failed; no copy is in flight any more.
     pub fn is_done(&self, ticket: BatchTicket, wish: Wish) -> Result<bool, Error> {
         match self.half(ticket.direction).try_lock() {
             Some(mut half) => half.is_done(ticket, wish),
-            // The thread that holds the lock adds copies or looks for their end: ask again later.
+            // The thread that holds the lock adds copies or polls for their end: the caller asks
+            // again later.
             None => Ok(false),
         }
     }
 
-    /// Waits until a copy is over, giving way to other threads.
+    /// Waits until a copy has completed, yielding to other threads.
     ///
     /// # Errors
     /// As [`Batches::is_done`].
@@ -230,7 +232,7 @@ impl Half {
         Some(ticket)
     }
 
-    /// Begins a batch in a cell that is free.
+    /// Begins a batch in a free cell.
     fn open_cell(&mut self, len: usize) -> Option<usize> {
         let at = self
             .cells
@@ -247,7 +249,7 @@ impl Half {
             return Err(error.clone());
         }
         let cell = &mut self.cells[ticket.cell];
-        // The cell is used again once all copies of its batch are over.
+        // The cell was reused, so all copies of the earlier batch have completed.
         if cell.batch != ticket.batch {
             return Ok(true);
         }
@@ -269,7 +271,7 @@ impl Half {
         outcome.inspect_err(|error| self.fail(error.clone()))
     }
 
-    /// Whether a batch is under way.
+    /// Returns whether a batch is in flight.
     fn is_in_flight(&mut self) -> bool {
         let mut cells = self.cells.iter_mut();
         cells.any(|cell| cell.is_started && !cell.is_free())
@@ -282,7 +284,7 @@ impl Half {
         }
     }
 
-    /// Gives the cells up: dropping their queues waits until nothing runs any more.
+    /// Gives up the cells: dropping their queues waits until nothing runs any more.
     fn fail(&mut self, error: Error) {
         self.open = None;
         self.cells.clear();
@@ -308,7 +310,8 @@ impl Cell {
         self.used + len <= self.memory.len()
     }
 
-    /// Whether every copy of its batch is over. One that has failed is found by those who ask for it.
+    /// Returns whether every copy of its batch has completed. Callers that ask for a failed copy
+    /// find the failure.
     fn is_free(&mut self) -> bool {
         self.is_started
             && match self.parts.len() {
@@ -338,8 +341,8 @@ impl Cell {
             len,
         };
         if direction == Move::Scatter {
-            // SAFETY: the caller of `Batches::add` keeps the pinned memory; the cell's is ours, and no
-            // other copy of the batch uses this part.
+            // SAFETY: the caller of `Batches::add` keeps the pinned memory; the cell is owned by
+            // this value, and no other copy of the batch uses this part.
             unsafe { self.queue.scatter(host, &[at])? };
         }
         self.used += len;
@@ -360,8 +363,8 @@ impl Cell {
         }];
         match direction {
             Move::Gather => {
-                // SAFETY: callers of `Batches::add` keep blocks and pinned memory until their copies
-                // are over, which they are with the tickets of their parts.
+                // SAFETY: callers of `Batches::add` keep blocks and pinned memory until their
+                // copies have completed, which the tickets of their parts report.
                 unsafe { self.queue.copy(&self.blocks, &cell)? };
                 for part in &mut self.parts {
                     let host = std::ptr::with_exposed_provenance_mut(part.host);

@@ -1,4 +1,4 @@
-//! Device memory of our own.
+//! Device memory owned by this crate.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -17,13 +17,14 @@ pub struct DeviceBuffer {
     stream: Stream,
 }
 
-// SAFETY: memory and a stream of the device: handles that the driver lets any thread use.
+// SAFETY: memory and a stream of the device: handles that the driver allows on any thread.
 unsafe impl Send for DeviceBuffer {}
-// SAFETY: as above; the driver serialises what threads put on the stream.
+// SAFETY: as above; the driver serialises what threads queue on the stream.
 unsafe impl Sync for DeviceBuffer {}
 
 impl DeviceBuffer {
-    /// Allocates `len` bytes, of any content, on device `ordinal`, which is initialised if need be.
+    /// Allocates `len` bytes of unspecified content on device `ordinal`, which is initialised if
+    /// needed.
     pub fn alloc(ordinal: u32, len: usize) -> Result<Self, Error> {
         let context = Context::primary(sys::initialised()?, ordinal)?;
         let _scope = context.enter()?;
@@ -34,25 +35,25 @@ impl DeviceBuffer {
         })
     }
 
-    /// Its first byte, on the device.
+    /// Returns the address of the first byte, on the device.
     #[must_use]
     pub fn address(&self) -> usize {
         self.memory.address()
     }
 
-    /// How many bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.memory.len()
     }
 
-    /// Whether it has no bytes at all.
+    /// Returns whether the length is zero.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.memory.len() == 0
     }
 
-    /// The device that it lies on.
+    /// Returns the device that holds the memory.
     #[must_use]
     pub fn device(&self) -> Arc<dyn Device> {
         self.context.arc()
@@ -104,7 +105,7 @@ impl DeviceBuffer {
         Ok((self.memory.address() + offset) as sys::DevicePtr)
     }
 
-    /// Starts something on the stream and waits until it is over.
+    /// Starts an operation on the stream and waits until it is done.
     fn run(
         &self,
         asked: &'static str,

@@ -1,4 +1,4 @@
-//! How a queue learns what is done.
+//! Tracks which copies of a queue are done.
 
 use std::sync::Arc;
 
@@ -6,13 +6,13 @@ use crate::context::{Context, log};
 use crate::error::Error;
 use crate::sys;
 
-/// Copies in flight on one queue: far more than it takes to keep a device busy.
+/// Maximum copies in flight on one queue: far more than needed to keep a device busy.
 pub(crate) const TICKETS: usize = 64;
 
-/// The tickets of one stream: which was issued last, which is done last.
+/// The tickets of one stream: the last issued and the last done.
 ///
-/// By events. A number that the stream writes to host memory is seen half a microsecond earlier, but
-/// writing it costs the caller a microsecond more, and holds up the launch behind it.
+/// Uses events. A number that the stream writes to host memory is visible half a microsecond
+/// earlier, but writing it costs the caller a microsecond more, and delays the launch behind it.
 pub(crate) struct Completion {
     context: Arc<Context>,
     stream: sys::Stream,
@@ -24,7 +24,8 @@ pub(crate) struct Completion {
 }
 
 impl Completion {
-    /// `stream` must be a stream of the context, and live as long as this. The context must be current.
+    /// `stream` must be a stream of the context, and outlive this value. The context must be
+    /// current.
     pub(crate) fn new(context: Arc<Context>, stream: sys::Stream) -> Result<Self, Error> {
         let api = context.api;
         let mut made = Self {
@@ -34,7 +35,7 @@ impl Completion {
             issued: 0,
             done: 0,
         };
-        // From here on `drop` gives back what was made.
+        // From here on `drop` destroys the events made so far.
         for _ in 0..TICKETS {
             let mut event = std::ptr::null_mut();
             // SAFETY: stores a handle.
@@ -57,25 +58,26 @@ impl Completion {
         (self.issued - self.done) as usize
     }
 
-    /// Issues a ticket for everything on the stream so far. The context must be current, and fewer than
-    /// `TICKETS` in flight.
+    /// Issues a ticket for everything queued on the stream so far. The context must be current, and
+    /// fewer than `TICKETS` in flight.
     pub(crate) fn issue(&mut self) -> Result<u64, Error> {
         let (api, ticket) = (self.context.api, self.issued + 1);
-        // SAFETY: our own event and stream.
+        // SAFETY: event and stream belong to this value.
         let code = unsafe { (api.event_record)(self.events[index(ticket)], self.stream) };
         api.check(code, "marking the end of a copy")?;
         self.issued = ticket;
         Ok(ticket)
     }
 
-    /// Whether a ticket that was issued is done. An error if the device has failed.
+    /// Returns whether an issued ticket is done. Fails if the device has failed.
     pub(crate) fn look(&mut self, ticket: u64) -> Result<bool, Error> {
         if ticket <= self.done {
             return Ok(true);
         }
         let api = self.context.api;
         let _scope = self.context.enter()?;
-        // SAFETY: our own event, recorded with this ticket: at most `TICKETS` are in flight.
+        // SAFETY: the event belongs to this value and was recorded with this ticket: at most
+        // `TICKETS` are in flight.
         match unsafe { (api.event_query)(self.events[index(ticket)]) } {
             sys::NOT_READY => Ok(false),
             code => {
@@ -86,29 +88,29 @@ impl Completion {
         }
     }
 
-    /// Notes all that is done.
+    /// Records all tickets that are done.
     pub(crate) fn reap(&mut self) -> Result<(), Error> {
         while self.done < self.issued && self.look(self.done + 1)? {}
         Ok(())
     }
 }
 
-/// The place of a ticket among `TICKETS`.
+/// Returns the index of a ticket among `TICKETS`.
 pub(crate) fn index(ticket: u64) -> usize {
     ((ticket - 1) % TICKETS as u64) as usize
 }
 
 impl Drop for Completion {
     fn drop(&mut self) {
-        // A context that is gone has taken them along.
+        // A destroyed context has destroyed its events.
         let Ok(_scope) = self.context.enter() else {
             return;
         };
         let api = self.context.api;
-        // A context that has failed refuses each of them: once is enough to know.
+        // A failed context refuses every call: the first error is enough.
         let mut refused = sys::SUCCESS;
         for event in self.events.drain(..) {
-            // SAFETY: our own, and no longer waited for.
+            // SAFETY: the event belongs to this value, and nothing waits for it.
             let code = unsafe { (api.event_destroy)(event) };
             refused = if code == sys::SUCCESS { refused } else { code };
         }

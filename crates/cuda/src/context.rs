@@ -1,9 +1,10 @@
-//! One CUDA context and what is made in it once: the kernels.
+//! A CUDA context and the kernels, which are loaded once in it.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::fmt;
 use std::marker::PhantomData;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
@@ -30,24 +31,25 @@ const PTX: &CStr = match CStr::from_bytes_with_nul(
 pub(crate) struct Context {
     pub(crate) api: &'static Api,
     pub(crate) raw: sys::Context,
-    /// See `Api::ctx_get_id`; zero where the driver has none.
+    /// The id from `Api::ctx_get_id`; zero where the driver has none.
     id: u64,
     device: sys::Device,
     ordinal: u32,
     /// Whether a reference to the device's primary context is held.
     is_retained: bool,
     kernels: OnceLock<Kernels>,
-    /// For pinned memory.
+    /// Cached, for pinned memory.
     pci_bus_id: OnceLock<Option<String>>,
     numa_node: OnceLock<Option<u32>>,
     /// Held while the kernels are being compiled, so that it happens once.
     compiling: Mutex<()>,
-    /// In use by queues and prepared lists, which hold the context.
+    /// Used by queues and prepared lists, which hold the context.
     tables: Mutex<Weak<Tables>>,
     weak: Weak<Context>,
 }
 
-// SAFETY: contexts and functions are handles that the driver lets any thread use, and it locks by itself.
+// SAFETY: contexts and functions are handles that the driver allows on any thread, with its own
+// locks.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -55,9 +57,9 @@ unsafe impl Sync for Context {}
 /// The context's functions, and the module that they live in.
 pub(crate) struct Kernels {
     module: sys::Module,
-    /// Its work items are kernel parameters.
+    /// The kernel whose work items are kernel parameters.
     pub(crate) inline: sys::Function,
-    /// Its work items are in memory.
+    /// The kernel whose work items are in memory.
     pub(crate) table: sys::Function,
 }
 
@@ -65,7 +67,7 @@ pub(crate) struct Kernels {
 static CONTEXTS: Mutex<Vec<Weak<Context>>> = Mutex::new(Vec::new());
 
 impl Context {
-    /// The primary context of a device, made if need be.
+    /// Returns the primary context of a device; creates it if needed.
     pub(crate) fn primary(api: &'static Api, ordinal: u32) -> Result<Arc<Self>, Error> {
         let device = info::raw_device(api, ordinal)?;
         let mut raw = std::ptr::null_mut();
@@ -75,12 +77,16 @@ impl Context {
         Ok(Self::shared(api, raw, device, ordinal, true))
     }
 
-    /// A context that is somebody else's: that of some memory, or of a thread.
+    /// Returns a context that this crate did not create: that of some memory, or of a thread.
     pub(crate) fn of_raw(
         api: &'static Api,
         raw: sys::Context,
         ordinal: u32,
     ) -> Result<Arc<Self>, Error> {
+        // Called for each registered region: this makes one driver call instead of five.
+        if let Some(context) = Self::known(raw, id_of(api, raw)) {
+            return Ok(context);
+        }
         let device = info::raw_device(api, ordinal)?;
         let (mut flags, mut is_active): (c_uint, c_int) = (0, 0);
         // SAFETY: stores two numbers.
@@ -95,7 +101,16 @@ impl Context {
         Ok(Self::shared(api, raw, device, ordinal, false))
     }
 
-    /// The value in use for a context, or a new one. Takes over one reference to a primary context.
+    /// Returns the value in use for a context with an id, which distinguishes it from an earlier
+    /// context at the same address. Drivers before CUDA 12 have no ids.
+    fn known(raw: sys::Context, id: u64) -> Option<Arc<Self>> {
+        let contexts = CONTEXTS.lock();
+        let mut known = contexts.iter().filter_map(Weak::upgrade);
+        known.find(|context| id != 0 && context.raw == raw && context.id == id)
+    }
+
+    /// Returns the value in use for a context, or a new one. Takes over one reference to a primary
+    /// context.
     fn shared(
         api: &'static Api,
         raw: sys::Context,
@@ -103,15 +118,11 @@ impl Context {
         ordinal: u32,
         is_retained: bool,
     ) -> Arc<Self> {
-        let mut id = 0;
-        if let Some(get_id) = api.ctx_get_id {
-            // SAFETY: stores a number. It stays zero if that fails.
-            unsafe { get_id(raw, &mut id) };
-        }
+        let id = id_of(api, raw);
         let mut contexts = CONTEXTS.lock();
         contexts.retain(|context| context.strong_count() > 0);
         let known = contexts.iter().filter_map(Weak::upgrade);
-        // The id tells a context from an earlier one that lived at the same address.
+        // The id distinguishes a context from an earlier one at the same address.
         if let Some(context) = known.into_iter().find(|c| c.raw == raw && c.id == id) {
             drop(contexts);
             if is_retained {
@@ -145,7 +156,7 @@ impl Context {
         self.api.check(code, "asking for the current context")?;
         let is_pushed = current != self.raw;
         if is_pushed {
-            // SAFETY: a handle; the driver notices one that is no longer alive.
+            // SAFETY: a handle; the driver detects one that is no longer valid.
             let code = unsafe { (self.api.ctx_push_current)(self.raw) };
             self.api.check(code, "entering the CUDA context")?;
         }
@@ -157,7 +168,7 @@ impl Context {
         })
     }
 
-    /// The kernels, compiled by the first call. The context must be current.
+    /// Returns the kernels, compiled by the first call. The context must be current.
     pub(crate) fn kernels(&self) -> Result<&Kernels, Error> {
         if let Some(kernels) = self.kernels.get() {
             return Ok(kernels);
@@ -194,13 +205,13 @@ impl Context {
         }
     }
 
-    /// This context by the `Arc` it lives in.
+    /// Returns this context by the `Arc` it lives in.
     pub(crate) fn arc(&self) -> Arc<Self> {
-        // A context is made in an `Arc` only, and whoever calls this keeps it alive.
+        // A context is made in an `Arc` only, and the caller of this method keeps it alive.
         self.weak.upgrade().expect("a context lives in an Arc")
     }
 
-    /// Memory for prepared lists, shared by all that use it.
+    /// Returns the memory for prepared lists, shared by all users.
     pub(crate) fn tables(&self) -> Arc<Tables> {
         let mut tables = self.tables.lock();
         tables.upgrade().unwrap_or_else(|| {
@@ -287,33 +298,53 @@ impl Drop for Context {
     }
 }
 
+/// Returns the unique id of a context; zero where the driver has none.
+fn id_of(api: &Api, raw: sys::Context) -> u64 {
+    let mut id = 0;
+    if let Some(get_id) = api.ctx_get_id {
+        // SAFETY: stores a number. It stays zero if that fails.
+        unsafe { get_id(raw, &mut id) };
+    }
+    id
+}
+
 fn release(api: &Api, device: sys::Device) {
-    // SAFETY: gives back one reference that was taken.
+    // SAFETY: releases one reference that was retained.
     let code = unsafe { (api.primary_ctx_release)(device) };
     log(api, code, "releasing the device's primary context");
 }
 
-/// For `Drop`, which cannot report. That CUDA has ended before us is how processes end.
+/// Logs an error in `Drop`, which cannot report it. Ignores that CUDA has shut down first, as it
+/// does when a process ends.
 pub(crate) fn log(api: &Api, code: sys::Code, asked: &'static str) {
     if code != sys::SUCCESS && code != sys::DEINITIALIZED {
-        tracing::warn!("{}", api.error(code, asked));
+        static LOGGED: AtomicU32 = AtomicU32::new(0);
+        let error = api.error(code, asked);
+        if LOGGED.fetch_add(1, Ordering::Relaxed) < 10 {
+            // Logged ten times at most: a GPU that has failed fails each call.
+            tracing::warn!(
+                remedy = "see why the GPU failed (dmesg, nvidia-smi) and restart the process",
+                "{error}"
+            );
+        }
     }
 }
 
-/// A context is current on this thread; afterwards the one before is again.
+/// Keeps a context current on this thread; dropping restores the previous one.
 pub(crate) struct Scope {
     api: &'static Api,
     is_pushed: bool,
-    /// What it was before, where the driver has such a thing.
+    /// The previous mode, where the driver supports it.
     capture_mode: Option<c_int>,
-    /// What is current belongs to the thread.
+    /// The current context belongs to the thread.
     not_send: PhantomData<*const ()>,
 }
 
-/// Lets this thread ask for the end of copies while the application captures a graph, on any thread: that has nothing to do with our
-/// streams, and would end the capture otherwise. Returns what was set before.
+/// Lets this thread poll for the end of copies while the application captures a graph, on any
+/// thread: this crate's streams are no part of the capture, and a poll would otherwise end it.
+/// Returns the previous mode.
 fn exchange_capture_mode(api: &Api, mut mode: c_int) -> Option<c_int> {
-    // SAFETY: stores a number of this thread's.
+    // SAFETY: stores a mode of this thread.
     let code = unsafe { (api.exchange_capture_mode?)(&mut mode) };
     (code == sys::SUCCESS).then_some(mode)
 }
@@ -325,7 +356,7 @@ impl Drop for Scope {
         }
         if self.is_pushed {
             let mut popped = std::ptr::null_mut();
-            // SAFETY: takes off what `enter` put on.
+            // SAFETY: pops the context that `enter` pushed.
             let code = unsafe { (self.api.ctx_pop_current)(&mut popped) };
             log(self.api, code, "leaving the CUDA context");
         }

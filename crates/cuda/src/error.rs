@@ -1,8 +1,8 @@
-//! What can go wrong, and what to do about it.
+//! Errors of devices, with their remedies.
 
 use crate::ipc::Gpu;
 
-/// Why something could not be done with a device. The text says what was asked, what was found and
+/// The reason an operation on a device failed. The text says what was asked, what was found and
 /// what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -13,7 +13,7 @@ pub enum Error {
          container access to it (`--gpus all`)"
     )]
     NoLibrary {
-        /// What the dynamic linker said.
+        /// The message of the dynamic linker.
         reason: String,
     },
     /// The driver lacks a function that every supported version has.
@@ -27,34 +27,35 @@ pub enum Error {
     /// The driver is there and works, but sees no GPU.
     #[error("the CUDA driver sees no GPU: check `nvidia-smi` and CUDA_VISIBLE_DEVICES")]
     NoDevice,
-    /// A device was asked for that the process cannot see.
+    /// The requested device is not visible to the process.
     #[error(
         "there is no CUDA device {ordinal}: this process sees {count}, numbered from 0 (CUDA_VISIBLE_DEVICES selects them)"
     )]
     NoSuchDevice {
-        /// What was asked for.
+        /// The requested device.
         ordinal: u32,
-        /// How many there are.
+        /// Number of visible devices.
         count: u32,
     },
     /// The process was forked from one that uses CUDA, where CUDA cannot work.
     #[error(
-        "CUDA cannot be used in a process forked from one that uses it: start it anew (Python: the `spawn` start method)"
+        "CUDA cannot be used in a process forked from one that uses it: start a new process instead (Python: the `spawn` start method)"
     )]
     Forked,
     /// The driver refused, or an earlier copy failed on the device.
     #[error("{asked} failed: {name} ({code}). {advice}")]
     Driver {
-        /// What was asked of the driver.
+        /// The operation requested from the driver.
         asked: &'static str,
         /// The driver's name for the failure.
         name: &'static str,
         /// The driver's number for the failure.
         code: i32,
-        /// What to do.
+        /// The remedy.
         advice: &'static str,
     },
-    /// Too much is in flight on this queue; nothing was started. Ask `is_done`, then try again.
+    /// Too many copies are in flight on this queue; nothing was started. Poll `is_done`, then try
+    /// again.
     #[error(
         "the copy queue is full ({tickets} copies in flight): ask whether the oldest is done, then try again"
     )]
@@ -87,7 +88,7 @@ pub enum Error {
         to: u64,
     },
     /// An address that no GPU can have.
-    #[error("the range that ends at {end:#x} is no device memory: addresses are below 2^48")]
+    #[error("the range that ends at {end:#x} is not device memory: addresses are below 2^48")]
     BadAddress {
         /// One past the highest byte asked for.
         end: u64,
@@ -97,9 +98,9 @@ pub enum Error {
         "cannot get {len} bytes of host memory for the device: {reason}. Check `free` and `ulimit -l`"
     )]
     HostMemory {
-        /// How much was asked for.
+        /// Number of bytes requested.
         len: usize,
-        /// What the operating system said.
+        /// The message of the operating system.
         reason: String,
     },
     /// An access outside a buffer.
@@ -107,7 +108,7 @@ pub enum Error {
     OutOfBounds {
         /// First byte.
         offset: usize,
-        /// How many.
+        /// Length of the access.
         len: usize,
         /// The buffer's length.
         size: usize,
@@ -117,7 +118,7 @@ pub enum Error {
     NotShareable {
         /// An address of the memory.
         address: usize,
-        /// What it lacks, and how to allocate it instead.
+        /// The missing property, and how to allocate the memory instead.
         reason: &'static str,
     },
     /// A range is made of more pieces of virtual memory than one export describes.
@@ -130,13 +131,13 @@ pub enum Error {
         address: usize,
         /// Its length.
         len: usize,
-        /// Pieces of one export.
+        /// Maximum pieces of one export.
         most: usize,
     },
     /// The description of another process's memory breaks its format.
     #[error("the description of another process's memory is malformed: {reason}")]
     BadDescription {
-        /// What is wrong with it.
+        /// The reason.
         reason: &'static str,
     },
     /// A process was given the description of its own memory.
@@ -169,19 +170,20 @@ pub enum Error {
     MappedShort {
         /// Bytes that the description has.
         described: usize,
-        /// Bytes that can be reached.
+        /// Bytes that the driver maps.
         mapped: usize,
     },
     /// A prepared list was given to a queue of another device.
     #[error("the list was prepared for another device than the queue's")]
     OtherDevice,
-    /// A stand-in's copy met memory that is not mapped, or not for this access. Other copies go on.
+    /// A stand-in's copy found memory that is not mapped, or not for this access. Other copies
+    /// continue.
     #[error("the memory is not mapped, or not for this access")]
     NotMapped,
-    /// The failure that a stand-in was told to have.
-    #[error("the stand-in failed after {copies} copies, as it was told to")]
+    /// The failure that a stand-in was configured to have.
+    #[error("the stand-in failed after {copies} copies, as configured")]
     Injected {
-        /// Copies that it did before.
+        /// Number of copies before the failure.
         copies: u64,
     },
 }

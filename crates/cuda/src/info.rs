@@ -1,4 +1,4 @@
-//! What devices there are.
+//! Lists the devices of this process.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -14,11 +14,11 @@ pub struct DeviceInfo {
     pub ordinal: u32,
     /// Its name, such as "NVIDIA H200".
     pub name: String,
-    /// Where it sits, such as "0000:0a:00.0".
+    /// Its PCI address, such as "0000:0a:00.0".
     pub pci_bus_id: String,
     /// The NUMA node nearest to it, where the machine has several.
     pub numa_node: Option<u32>,
-    /// Its memory, in bytes. For what is free of it, ask [`free_bytes`].
+    /// Its total memory in bytes. [`free_bytes`] returns the free part.
     pub total_bytes: u64,
     /// Major and minor compute capability.
     pub compute_capability: (u32, u32),
@@ -26,10 +26,10 @@ pub struct DeviceInfo {
     pub driver_version: (u32, u32),
 }
 
-/// The GPUs that this process sees, at least one.
+/// Returns the GPUs that this process sees, at least one.
 ///
-/// Initialises CUDA but makes no context, so that it takes no memory of any device. An error says why
-/// there is none.
+/// Initialises CUDA but creates no context, so that it takes no memory of any device. Fails with
+/// the reason if there is none.
 pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
     let api = sys::initialised()?;
     let count = count(api)?;
@@ -39,9 +39,10 @@ pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
     (0..count).map(|ordinal| describe(api, ordinal)).collect()
 }
 
-/// The free memory of a device, in bytes, as its driver counts it.
+/// Returns the free memory of a device in bytes, as its driver counts it.
 ///
-/// Makes the device's primary context if there is none yet, which takes a moment and some of the memory.
+/// Creates the device's primary context if there is none yet, which takes a moment and some of the
+/// memory.
 pub fn free_bytes(ordinal: u32) -> Result<u64, Error> {
     let context = Context::primary(sys::initialised()?, ordinal)?;
     let _scope = context.enter()?;
@@ -62,7 +63,7 @@ fn describe(api: &Api, ordinal: u32) -> Result<DeviceInfo, Error> {
         api.check(code, asked).map(|()| value.unsigned_abs())
     };
     let mut name = [0 as c_char; 128];
-    // SAFETY: stores at most as many characters as given, the last of them zero.
+    // SAFETY: stores at most as many characters as given, including the terminating zero.
     let code = unsafe { (api.device_get_name)(name.as_mut_ptr(), name.len() as c_int, device) };
     api.check(code, asked)?;
     let mut total_bytes = 0;
@@ -97,7 +98,7 @@ pub(crate) fn count(api: &Api) -> Result<u32, Error> {
     Ok(count.unsigned_abs())
 }
 
-/// The driver's handle for a device.
+/// Returns the driver's handle for a device.
 pub(crate) fn raw_device(api: &Api, ordinal: u32) -> Result<sys::Device, Error> {
     let mut device = 0;
     let wanted = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
@@ -112,15 +113,16 @@ pub(crate) fn raw_device(api: &Api, ordinal: u32) -> Result<sys::Device, Error> 
     }
 }
 
-/// The device's PCI address in the form of sysfs.
+/// Returns the device's PCI address in the format of sysfs.
 pub(crate) fn pci_bus_id(api: &Api, device: sys::Device) -> Option<String> {
     let mut id = [0 as c_char; 32];
-    // SAFETY: stores at most as many characters as given, the last of them zero.
+    // SAFETY: stores at most as many characters as given, including the terminating zero.
     let code = unsafe { (api.device_get_pci_bus_id)(id.as_mut_ptr(), id.len() as c_int, device) };
     (code == sys::SUCCESS).then(|| text(&id).to_ascii_lowercase())
 }
 
-/// The NUMA node of a PCI device; none where the machine has but one, or does not say.
+/// Returns the NUMA node of a PCI device; `None` if the machine has only one, or does not report
+/// it.
 pub(crate) fn numa_node(pci_bus_id: &str) -> Option<u32> {
     let node =
         std::fs::read_to_string(format!("/sys/bus/pci/devices/{pci_bus_id}/numa_node")).ok()?;
@@ -128,7 +130,8 @@ pub(crate) fn numa_node(pci_bus_id: &str) -> Option<u32> {
 }
 
 fn text(characters: &[c_char]) -> String {
-    let bytes: Vec<u8> = characters.iter().map(|&c| c.cast_unsigned()).collect();
+    // `c_char` is signed on x86-64 and unsigned on aarch64.
+    let bytes: Vec<u8> = characters.iter().flat_map(|c| c.to_ne_bytes()).collect();
     CStr::from_bytes_until_nul(&bytes)
         .map(|text| text.to_string_lossy().into_owned())
         .unwrap_or_default()

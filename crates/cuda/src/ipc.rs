@@ -1,13 +1,13 @@
-//! Device memory of one process, mapped by another one of the same host.
+//! Maps device memory of another process on the same host.
 //!
-//! There are three kinds of memory, each with its own way: an allocation of `cudaMalloc` has an IPC
-//! handle, virtual memory has a file descriptor for each physical piece behind it, and memory of a
-//! pool has the pool's file descriptor. [`Export`] describes any of them, and [`Mapped`] is the
-//! memory in the process that mapped it.
+//! There are three kinds of memory, each shared in its own way: an allocation of `cudaMalloc` has
+//! an IPC handle, virtual memory has a file descriptor for each physical piece behind it, and
+//! memory of a pool has the pool's file descriptor. [`Export`] describes any of them, and
+//! [`Mapped`] is the memory in the process that mapped it.
 
 mod description;
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_void};
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, OnceLock};
@@ -21,12 +21,12 @@ use crate::locate::extent;
 use crate::sys::{self, Api};
 use crate::{Device, Range, info};
 
-/// Device memory that another process may map, made by [`Device::export`]: a description in bytes,
-/// and file descriptors to be passed beside it, in order.
+/// Device memory that another process may map, made by [`Device::export`]: an encoded description,
+/// and file descriptors to be passed with it, in order.
 ///
-/// The file descriptors give access to the memory. Closing them, by dropping this, ends no mapping
-/// that was made already. Memory of `cudaMalloc` and of pools must not be freed before the others
-/// have unmapped it.
+/// The file descriptors give access to the memory. Closing them, by dropping this value, ends no
+/// existing mapping. Memory of `cudaMalloc` and of pools must not be freed before the other
+/// processes have unmapped it.
 #[derive(Debug)]
 pub struct Export {
     description: Description,
@@ -34,19 +34,19 @@ pub struct Export {
 }
 
 impl Export {
-    /// How to map the memory.
+    /// Returns the description by which the memory is mapped.
     #[must_use]
     pub fn description(&self) -> &Description {
         &self.description
     }
 
-    /// As many as the description's [`Description::fd_count`].
+    /// Returns the file descriptors, as many as the description's [`Description::fd_count`].
     #[must_use]
     pub fn fds(&self) -> &[OwnedFd] {
         &self.fds
     }
 
-    /// Both parts.
+    /// Splits the export into its two parts.
     #[must_use]
     pub fn into_parts(self) -> (Description, Vec<OwnedFd>) {
         (self.description, self.fds)
@@ -58,13 +58,13 @@ impl Export {
 #[derive(Debug)]
 pub struct Mapped {
     context: Arc<Context>,
-    /// Zero until it is known.
+    /// Zero until it is mapped.
     address: sys::DevicePtr,
     description: Description,
     how: How,
 }
 
-/// What has to be undone.
+/// The kind of mapping, which determines how to undo it.
 #[derive(Debug)]
 enum How {
     Ipc,
@@ -75,32 +75,32 @@ enum How {
 }
 
 impl Mapped {
-    /// The first byte of the memory, in this process.
+    /// Returns the address of the first byte, in this process.
     #[must_use]
     pub fn address(&self) -> usize {
         self.address as usize
     }
 
-    /// How many bytes.
+    /// Returns the length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
         self.description.len
     }
 
-    /// The device whose queues copy to and from the memory.
+    /// Returns the device whose queues copy to and from the memory.
     #[must_use]
     pub fn device(&self) -> Arc<dyn Device> {
         self.context.arc()
     }
 
-    /// What was imported.
+    /// Returns the description that was imported.
     #[must_use]
     pub fn description(&self) -> &Description {
         &self.description
     }
 
-    /// Where a range of the other process is in this one; `None` if not all of it is mapped.
+    /// Translates a range of the other process into this one; `None` unless all of it is mapped.
     #[must_use]
     pub fn range(&self, theirs: Range) -> Option<Range> {
         self.description.contains(theirs).then(|| Range {
@@ -112,13 +112,14 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // A context that is gone has taken IPC mappings along; the others are the process's.
+        // A destroyed context has ended its IPC mappings; other mappings belong to the process.
         let scope = self.context.enter();
         let api = self.context.api;
         let unmapping = "unmapping another process's memory";
         match &self.how {
             How::Ipc if self.address != 0 && scope.is_ok() => {
-                // SAFETY: opened by `map_handle`; whoever copied has kept this until that was done.
+                // SAFETY: opened by `map_handle`; users of the memory keep this value until their
+                // copies are done.
                 let code = unsafe { (api.ipc_close_mem_handle)(self.address) };
                 log(api, code, unmapping);
             }
@@ -167,12 +168,12 @@ pub fn import(bytes: &[u8], fds: &[OwnedFd]) -> Result<Mapped, Error> {
     map(&Context::primary(api, ordinal)?, &description, fds)
 }
 
-/// Names this process among all that may have exported memory, also those that have its number in
-/// another PID namespace.
+/// Identifies this process among all that may have exported memory, including processes with the
+/// same id in another PID namespace.
 fn process() -> [u8; 16] {
     static NAME: OnceLock<[u8; 16]> = OnceLock::new();
     *NAME.get_or_init(|| {
-        // Its keys are the system's random bytes.
+        // The keys are random bytes from the system.
         let random = RandomState::new();
         let half = |which: u8| random.hash_one(which).to_le_bytes();
         let mut name = [0; 16];
@@ -189,7 +190,7 @@ fn refuse_own(description: &Description) -> Result<(), Error> {
     }
 }
 
-/// The UUID of a device.
+/// Returns the UUID of a device.
 fn gpu_of(api: &Api, device: sys::Device) -> Result<Gpu, Error> {
     let mut uuid = [0; 16];
     // SAFETY: stores 16 bytes.
@@ -198,7 +199,7 @@ fn gpu_of(api: &Api, device: sys::Device) -> Result<Gpu, Error> {
     Ok(Gpu(uuid))
 }
 
-/// The number of a GPU in this process.
+/// Returns the ordinal of a GPU in this process.
 fn find(api: &Api, gpu: Gpu) -> Result<u32, Error> {
     for ordinal in 0..info::count(api)? {
         if gpu_of(api, info::raw_device(api, ordinal)?)? == gpu {
@@ -208,7 +209,7 @@ fn find(api: &Api, gpu: Gpu) -> Result<u32, Error> {
     Err(Error::GpuNotVisible { gpu })
 }
 
-/// What the driver says about an address.
+/// The driver's description of an address.
 struct Kind {
     is_device: bool,
     ordinal: u32,
@@ -220,10 +221,6 @@ struct Kind {
 
 impl Kind {
     fn of(api: &Api, address: usize) -> Result<Self, Error> {
-        // A flag is one byte or four, of eight.
-        let (mut kind, mut is_managed, mut ordinal): (c_uint, u64, c_int) = (0, 0, 0);
-        let (mut is_legacy, mut handle_types) = (0_u64, 0_u64);
-        let mut pool: sys::MemPool = std::ptr::null_mut();
         let attributes = [
             sys::POINTER_MEMORY_TYPE,
             sys::POINTER_IS_MANAGED,
@@ -232,35 +229,19 @@ impl Kind {
             sys::POINTER_ALLOWED_HANDLE_TYPES,
             sys::POINTER_MEMPOOL_HANDLE,
         ];
-        let values: [*mut c_void; 6] = [
-            (&raw mut kind).cast(),
-            (&raw mut is_managed).cast(),
-            (&raw mut ordinal).cast(),
-            (&raw mut is_legacy).cast(),
-            (&raw mut handle_types).cast(),
-            (&raw mut pool).cast(),
-        ];
-        // SAFETY: each value has at least the size that its attribute has. The driver only looks
-        // the address up.
-        let code = unsafe {
-            (api.pointer_get_attributes)(
-                attributes.len() as c_uint,
-                attributes.as_ptr(),
-                values.as_ptr(),
-                address as sys::DevicePtr,
-            )
-        };
-        api.check(code, "asking what kind of memory lies at an address")?;
+        let [kind, is_managed, ordinal, is_legacy, handle_types, pool] = api
+            .pointer_attributes(address, attributes)
+            .map_err(|code| api.error(code, "asking what kind of memory lies at an address"))?;
         Ok(Self {
-            is_device: kind == sys::MEMORY_TYPE_DEVICE && is_managed == 0,
-            ordinal: ordinal.unsigned_abs(),
+            is_device: kind == u64::from(sys::MEMORY_TYPE_DEVICE) && is_managed == 0,
+            ordinal: ordinal as u32,
             has_ipc_handle: is_legacy != 0,
             handle_types,
-            pool,
+            pool: pool as sys::MemPool,
         })
     }
 
-    /// Whether it was made to be exported as a file descriptor.
+    /// Returns whether it was created to be exported as a file descriptor.
     fn has_fd(&self) -> bool {
         self.handle_types & sys::HANDLE_POSIX_FD as u64 != 0
     }
@@ -278,7 +259,7 @@ pub(crate) fn export(context: &Context, range: Range) -> Result<Export, Error> {
     let found = extent(api, range.address);
     let (base, end) = match found {
         Some(found) if kind.is_device => found,
-        _ => return Err(refused("it is no memory of a GPU")),
+        _ => return Err(refused("it is not memory of a GPU")),
     };
     let (reached, way, fds) = if kind.has_ipc_handle {
         (end, Way::Ipc(ipc_handle(api, base)?), Vec::new())
@@ -323,7 +304,7 @@ fn ipc_handle(api: &Api, base: usize) -> Result<[u8; OPAQUE], Error> {
 struct Handle<'a>(&'a Api, sys::MemHandle);
 
 impl<'a> Handle<'a> {
-    /// That of the piece which is mapped at an address. An error if it is not virtual memory.
+    /// Returns the piece mapped at an address. Fails if it is not virtual memory.
     fn at(api: &'a Api, address: usize) -> Result<Self, Error> {
         let mut handle = 0;
         let address = std::ptr::with_exposed_provenance_mut(address);
@@ -336,7 +317,7 @@ impl<'a> Handle<'a> {
         Ok(Self(api, handle))
     }
 
-    /// That of another process's piece.
+    /// Imports a piece of another process.
     fn import(api: &'a Api, fd: &OwnedFd) -> Result<Self, Error> {
         let mut handle = 0;
         // SAFETY: stores a handle; the driver refuses a descriptor that is not one of its own, and
@@ -361,28 +342,27 @@ impl<'a> Handle<'a> {
 
 impl Drop for Handle<'_> {
     fn drop(&mut self) {
-        // SAFETY: gives back one reference. What is mapped stays.
+        // SAFETY: releases one reference. Existing mappings stay.
         let code = unsafe { (self.0.mem_release)(self.1) };
         log(self.0, code, "releasing a piece of virtual memory");
     }
 }
 
-/// A file descriptor as the driver takes it.
+/// Returns a file descriptor in the driver's format.
 fn os_handle(fd: &OwnedFd) -> *mut c_void {
     std::ptr::without_provenance_mut(fd.as_raw_fd() as usize)
 }
 
-/// Takes over a file descriptor that the driver has made.
+/// Takes ownership of a file descriptor that the driver has made.
 fn own(fd: RawFd) -> OwnedFd {
-    // SAFETY: it is new, and nobody else's.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: sets a flag of our own descriptor: programs started from here do not inherit it.
+    // SAFETY: sets a flag of an owned descriptor: started programs do not inherit it.
     unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
     fd
 }
 
-/// The lengths of the pieces that a range is in, of which the first is given: as far as they follow
-/// each other.
+/// Returns the lengths of the adjacent pieces that contain a range, of which the first is given.
 fn pieces_of(api: &Api, first: (usize, usize), range: Range) -> Result<Vec<usize>, Error> {
     let end = range.address.saturating_add(range.len);
     let (mut start, mut reached) = first;
@@ -404,7 +384,7 @@ fn pieces_of(api: &Api, first: (usize, usize), range: Range) -> Result<Vec<usize
     Ok(pieces)
 }
 
-/// The descriptors of pieces that follow each other from `base` on.
+/// Exports the descriptors of adjacent pieces from `base` on.
 fn export_pieces(
     api: &Api,
     kind: &Kind,
@@ -429,7 +409,7 @@ fn export_pieces(
     Ok(fds)
 }
 
-/// The descriptor of a pool, and what names an allocation in it.
+/// Exports the descriptor of a pool, and the identifier of an allocation in it.
 fn export_pool(api: &Api, kind: &Kind, base: usize) -> Result<(OwnedFd, [u8; OPAQUE]), Error> {
     let mut fd: RawFd = -1;
     // SAFETY: stores a file descriptor.
@@ -471,7 +451,7 @@ pub(crate) fn map(
     refuse_own(description)?;
     if fds.len() != description.fd_count() {
         return Err(Error::BadDescription {
-            reason: "its number of file descriptors differs from those that came with it",
+            reason: "its number of file descriptors differs from the number received",
         });
     }
     let _scope = context.enter()?;
@@ -483,7 +463,7 @@ pub(crate) fn map(
     }
 }
 
-/// That a context's device can access the memory of a GPU.
+/// Checks that a context's device can access the memory of a GPU.
 fn check_reach(context: &Context, gpu: Gpu) -> Result<(), Error> {
     let api = context.api;
     if gpu_of(api, context.device())? == gpu {
@@ -505,7 +485,7 @@ fn check_reach(context: &Context, gpu: Gpu) -> Result<(), Error> {
 }
 
 impl Mapped {
-    /// From here on `drop` undoes what was done.
+    /// From here on `drop` undoes the mapping.
     fn new(context: &Arc<Context>, description: &Description, how: How) -> Self {
         Self {
             context: Arc::clone(context),
@@ -515,7 +495,8 @@ impl Mapped {
         }
     }
 
-    /// That the memory is as long as its description: a copy past its end would end the context.
+    /// Checks that the memory is as long as its description: a copy past its end would end the
+    /// context.
     fn check_extent(self) -> Result<Self, Error> {
         let start = self.address();
         let mapped = extent(self.context.api, start).map_or(0, |(_, end)| end - start);
@@ -564,7 +545,7 @@ fn map_pieces(
     let mut at = mapped.address;
     for (&len, fd) in pieces.iter().zip(fds) {
         let handle = Handle::import(api, fd)?;
-        // SAFETY: a part of our own reservation; the driver refuses more than the piece has.
+        // SAFETY: a part of the reservation above; the driver refuses more than the piece has.
         let code = unsafe { (api.mem_map)(at, len, 0, handle.1, 0) };
         api.check(code, "mapping a piece of another process's memory")?;
         if let How::Pieces(pieces) = &mut mapped.how {
@@ -601,12 +582,12 @@ fn map_pool(
     let mut mapped = Mapped::new(context, description, How::Pool(pool.expose_provenance()));
     if gpu_of(api, context.device())? != description.gpu {
         let access = sys::AccessDescription::read_write(context.device());
-        // SAFETY: our own pool.
+        // SAFETY: the pool was imported above.
         let code = unsafe { (api.mem_pool_set_access)(pool, &access, 1) };
         api.check(code, "getting access to another process's pool")?;
     }
     let mut pointer = sys::Opaque(*pointer);
-    // SAFETY: stores an address; the driver refuses what names nothing of the pool.
+    // SAFETY: stores an address; the driver refuses an identifier that is not of the pool.
     let code = unsafe { (api.mem_pool_import_pointer)(&mut mapped.address, pool, &mut pointer) };
     if code != sys::SUCCESS {
         mapped.address = 0;

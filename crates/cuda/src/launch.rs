@@ -8,19 +8,19 @@ use crate::pair::Alike;
 use crate::sys;
 use crate::table::{Filled, Item};
 
-/// Items that fit a launch's parameters, of which there can be 4 KiB; or twice as many pairs.
+/// Maximum items passed as kernel parameters, which have 4 KiB; or twice as many pairs.
 pub(crate) const INLINE_ITEMS: usize = 248;
 
-/// What one warp copies of an item: in two rounds it is done.
+/// Bytes that one warp copies of an item, in two rounds.
 const PIECE: c_uint = 8 << 10;
 
-/// Threads of a block whose items are parameters. Few, so that a small launch spreads out.
+/// Threads of a block whose items are parameters. Few, so that a small launch uses many processors.
 const INLINE_BLOCK: c_uint = 64;
 /// Threads of a block whose items are in memory: it reads the items of its eight warps at once.
 const TABLE_BLOCK: c_uint = 256;
 const WARP: c_uint = 32;
 
-/// Items as parameters.
+/// Items passed as kernel parameters.
 #[repr(C, align(16))]
 pub(crate) struct Inline(pub(crate) [Item; INLINE_ITEMS]);
 
@@ -30,7 +30,7 @@ impl Inline {
     }
 }
 
-/// What the items' addresses are relative to.
+/// The base addresses of the items.
 #[derive(Clone, Copy)]
 pub(crate) struct Bases {
     pub(crate) from: u64,
@@ -38,18 +38,18 @@ pub(crate) struct Bases {
 }
 
 impl Bases {
-    /// Addresses are what they are.
+    /// Addresses are absolute.
     pub(crate) const NONE: Self = Self { from: 0, to: 0 };
 }
 
-/// How the items of a launch are written.
+/// The format of a launch's items.
 pub(crate) enum Form {
     Items,
     Pairs(Alike),
 }
 
 impl Form {
-    /// The room for `count` of them, in items.
+    /// Returns the room that `count` of them take, in items.
     pub(crate) fn room(&self, count: usize) -> usize {
         match self {
             Self::Items => count,
@@ -58,19 +58,19 @@ impl Form {
     }
 }
 
-/// Two take the room of an item.
+/// Returns the room of pairs: two take the room of an item.
 pub(crate) fn room_of_pairs(count: usize) -> usize {
     count.div_ceil(2)
 }
 
-/// Where the items of a launch are.
+/// The location of a launch's items.
 pub(crate) enum Items<'a> {
     Inline(&'a Inline),
     /// The address of memory that the device reads.
     Table(*const u8),
 }
 
-/// The parameters of a launch, apart from its items.
+/// The parameters of a launch, except its items.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Launch {
     count: c_uint,
@@ -78,7 +78,7 @@ pub(crate) struct Launch {
     to: u64,
     /// The length of all pairs; zero for items.
     all: c_uint,
-    /// No item is longer.
+    /// Upper bound of the length of an item.
     longest: u64,
     bytes: u64,
 }
@@ -103,11 +103,12 @@ impl Launch {
         }
     }
 
-    /// Puts the launch on a stream of the context, which must be current; nothing if it is empty.
+    /// Queues the launch on a stream of the context, which must be current; does nothing if it is
+    /// empty.
     ///
     /// # Safety
-    /// The items are those that were laid out for it; whatever they name may be copied, and a table
-    /// stays as it is, until the launch is over.
+    /// The items were laid out for this launch; the memory they name may be copied, and a table
+    /// stays unchanged, until the launch is done.
     pub(crate) unsafe fn start(
         mut self,
         context: &Context,
@@ -133,8 +134,8 @@ impl Launch {
         ];
         let across = self.count.div_ceil(block / WARP);
         let down = self.longest.div_ceil(u64::from(piece)) as c_uint;
-        // SAFETY: the parameters are those of the kernel, and copied by the call, which does not
-        // write them. The caller answers for what the items name.
+        // SAFETY: the parameters are those of the kernel, and the call copies and does not write
+        // them. The caller is responsible for the memory that the items name.
         Ok(unsafe {
             (context.api.launch_kernel)(
                 function,

@@ -1,25 +1,27 @@
-//! GPU memory for tcpx: where memory lies, and copies between it and pinned host memory.
+//! GPU memory for tcpx: locates memory, and copies between it and pinned host memory.
 //!
 //! The CUDA driver is loaded at run time, never linked: the same binary runs where there is no GPU.
 //!
-//! - [`locate`]: which device an address belongs to. [`device`], [`devices`]: devices by number. [`current`]: the thread's.
-//! - [`Device`]: a CUDA context, or the [`StandIn`], with which everything above is tested without a GPU.
-//! - [`Queue`]: copies in order, without waiting: many small ranges cost one kernel launch.
-//! - [`Pinned`]: host memory that the device reads and writes by itself, on its own NUMA node.
+//! - [`locate`]: finds the device of an address. [`device`], [`devices`]: devices by ordinal.
+//!   [`current`]: the device of the thread.
+//! - [`Device`]: a CUDA context, or the [`StandIn`], with which everything above is tested without
+//!   a GPU.
+//! - [`Queue`]: asynchronous copies in order: many small ranges cost one kernel launch.
+//! - [`Pinned`]: host memory that the device accesses directly, on its own NUMA node.
 //! - [`Batches`]: scattered copies of many callers, moved by few launches.
 //! - [`Prepared`]: a list of copies that is laid out once and started many times.
 //! - [`Export`], [`Mapped`]: device memory of one process, mapped by another one of the same host.
-//! - [`DeviceBuffer`]: device memory for benchmarks and tests. [`Load`]: the work of a model, for
+//! - [`DeviceBuffer`]: device memory for benchmarks and tests. [`Load`]: a simulated model, for
 //!   benchmarks.
 //!
-//! Inside: `sys` is the driver's interface, `context` owns one CUDA context and what was made in
-//! it, `side`, `table` and `pair` (pure) lay lists out as work for the kernel in `kernels/copy.cu`,
-//! `ring` (pure) finds room for it, `queue` starts it by a `launch`, `completion` tells when it is
-//! done; `load` has kernels of its own in `kernels/load.cu`. A queue, pinned memory and a buffer
-//! each hold their context by an `Arc`: dropping in any order is safe.
+//! Inside: `sys` is the driver's interface, `context` owns one CUDA context and its resources,
+//! `side`, `table` and `pair` (pure) lay lists out as work for the kernel in `kernels/copy.cu`,
+//! `ring` (pure) allocates room for it, `queue` starts it by a `launch`, `completion` reports when
+//! it is done; `load` has kernels of its own in `kernels/load.cu`. A queue, pinned memory and a
+//! buffer each hold their context by an `Arc`: dropping in any order is safe.
 //!
-//! Every entry leaves the calling thread's current CUDA context as it found it, uses streams of its own
-//! that do not wait for the default stream, and never synchronises a device.
+//! Every entry point leaves the calling thread's current CUDA context unchanged, uses streams of
+//! its own that do not wait for the default stream, and never synchronises a device.
 
 mod batch;
 mod buffer;
@@ -63,67 +65,67 @@ pub use standin::StandIn;
 pub struct Range {
     /// Its first byte.
     pub address: usize,
-    /// How many bytes.
+    /// Its length in bytes.
     pub len: usize,
 }
 
-/// One piece of [`Queue::unpack`]: offsets from two base addresses, in 16 bytes, as plugins describe what
-/// they received.
+/// One piece of [`Queue::unpack`]: offsets from two base addresses, in 16 bytes, in the format by
+/// which plugins describe received data.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// Where from, relative to the base of the source.
+    /// Offset from the base of the source.
     pub from: u32,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u32,
-    /// Where to, relative to the base of the target.
+    /// Offset from the base of the target.
     pub to: u64,
 }
 
-/// Names one copy of a queue; later copies have greater tickets.
+/// Identifies one copy of a queue; later copies have greater tickets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
-/// By which way a queue moves bytes. All ways give the same result.
+/// The way a queue moves bytes. All ways give the same result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Path {
     /// The copy engine for few or large ranges, otherwise the kernel.
     #[default]
     Auto,
-    /// Always the copy engine: one copy a range.
+    /// Always the copy engine: one copy per range.
     Engine,
-    /// Always the kernel: one launch for all ranges. It reaches pinned host memory by itself.
+    /// Always the kernel: one launch for all ranges. It accesses pinned host memory directly.
     Kernel,
 }
 
-/// A device that memory lies on: a CUDA context, or the [`StandIn`].
+/// A device with memory: a CUDA context, or the [`StandIn`].
 pub trait Device: Send + Sync + Debug {
-    /// Makes a queue: one stream and the events it needs.
+    /// Creates a queue: one stream and the events it needs.
     ///
     /// The first queue of a device compiles the kernels, which can take a tenth of a second.
     fn queue(&self) -> Result<Box<dyn Queue>, Error> {
         self.queue_by(Path::Auto)
     }
 
-    /// Makes a queue that moves bytes by the given way; for measurements.
+    /// Creates a queue that moves bytes the given way; for measurements.
     fn queue_by(&self, path: Path) -> Result<Box<dyn Queue>, Error>;
 
-    /// Page-locked host memory near the device (same NUMA node), zeroed, usable by the queues of every
-    /// device of its kind.
+    /// Allocates page-locked host memory near the device (same NUMA node), zeroed, usable by the
+    /// queues of every device of its kind.
     fn pin(&self, len: usize) -> Result<Pinned, Error>;
 
-    /// Memory of the device.
+    /// Allocates memory of the device.
     fn allocate(&self, len: usize) -> Result<DeviceMemory, Error>;
 
-    /// Makes the device current on this thread until the guard is dropped. For libraries that take the device that they
-    /// are to work for from the thread that calls them.
+    /// Makes the device current on this thread until the guard is dropped. For libraries that work
+    /// on the current device of the calling thread.
     fn make_current(&self) -> Result<Current, Error>;
 
     /// Describes the memory behind a range, for another process of this host to map: the whole
-    /// allocation, or all pieces of virtual memory that the range is in.
+    /// allocation, or all pieces of virtual memory that contain the range.
     ///
     /// # Errors
-    /// [`Error::NotShareable`] says what the memory lacks. [`Error::OutOfAllocation`] if the range
+    /// [`Error::NotShareable`] names what the memory lacks. [`Error::OutOfAllocation`] if the range
     /// does not lie in one allocation, [`Error::TooManyPieces`] if it lies in too many pieces.
     fn export(&self, range: Range) -> Result<Export, Error> {
         Err(Error::NotShareable {
@@ -132,11 +134,11 @@ pub trait Device: Send + Sync + Debug {
         })
     }
 
-    /// Maps memory of another process, so that queues of this device copy to and from it. The memory
-    /// may be on another GPU, where the two have peer access.
+    /// Maps memory of another process, so that queues of this device copy to and from it. The
+    /// memory may be on another GPU, if the two have peer access.
     ///
-    /// Each import is a mapping of its own: import memory once and keep it. `fds` can be closed
-    /// afterwards. Both arguments may be anything: what the driver does not accept is an error.
+    /// Each import is a separate mapping: import memory once and keep it. `fds` can be closed
+    /// afterwards. Both arguments may be arbitrary: input that the driver refuses is an error.
     ///
     /// # Errors
     /// [`Error::OwnMemory`], [`Error::GpuNotVisible`], [`Error::NoPeerAccess`],
@@ -149,37 +151,39 @@ pub trait Device: Send + Sync + Debug {
         })
     }
 
-    /// Lays out a list of copies for [`Queue::run`]: `from`, range after range, to `to`. Both have the
-    /// same total length and do not overlap, and are memory of this device or mapped there.
+    /// Lays out a list of copies for [`Queue::run`]: `from`, range after range, to `to`. Both have
+    /// the same total length and do not overlap, and are memory of this device or mapped there.
     ///
     /// For one use, [`Queue::copy`] is quicker.
     fn prepare(&self, from: &[Range], to: &[Range]) -> Result<Prepared, Error> {
         Prepared::lists(from, to)
     }
 
-    /// The device's number in this process.
+    /// Returns the device's ordinal in this process.
     fn ordinal(&self) -> u32;
 
-    /// The device's PCI address in the form of sysfs, where it has one.
+    /// Returns the device's PCI address in the format of sysfs, if it has one.
     fn pci_bus_id(&self) -> Option<&str> {
         None
     }
 
-    /// The NUMA node that [`Device::pin`] takes memory from, where the machine has several.
+    /// Returns the NUMA node of the memory from [`Device::pin`], on machines with several.
     fn numa_node(&self) -> Option<u32> {
         None
     }
 
-    /// Names the context, for [`Device::is_same`]: no two that live at the same time share one.
+    /// Identifies the context, for [`Device::is_same`]: unique among contexts alive at the same
+    /// time.
     fn identity(&self) -> usize;
 
-    /// Whether both are the same context, so that a queue of one can serve the memory of the other.
+    /// Returns whether both are the same context, so that a queue of one can serve the memory of
+    /// the other.
     fn is_same(&self, other: &dyn Device) -> bool {
         self.identity() == other.identity()
     }
 }
 
-/// A device is current on this thread; when this is dropped, the one before is again.
+/// Keeps a device current on this thread; dropping restores the previous one.
 pub struct Current(Option<context::Scope>);
 
 impl Current {
@@ -187,7 +191,7 @@ impl Current {
         Self(Some(scope))
     }
 
-    /// Nothing was to be done.
+    /// A guard that restores nothing.
     fn nothing() -> Self {
         Self(None)
     }
@@ -199,10 +203,10 @@ impl Debug for Current {
     }
 }
 
-/// Copies in order, without waiting for them.
+/// Asynchronous copies in order.
 ///
-/// An error other than [`Error::QueueFull`] is final for the queue: whatever had been started may still
-/// be running, and dropping the queue waits until it is over.
+/// An error other than [`Error::QueueFull`] is final for the queue: copies already started may
+/// still be running, and dropping the queue waits until they are done.
 pub trait Queue: Send {
     /// Starts copying `from` (this device's memory), back to back, to `to` (pinned).
     ///
@@ -210,19 +214,20 @@ pub trait Queue: Send {
     ///
     /// # Safety
     ///
-    /// The ranges must be memory of this device, and `to` memory of [`Device::pin`] as long as all of
-    /// them together; nobody else writes either, and both stay valid, until the ticket is done or the
-    /// queue is dropped.
+    /// The ranges must be memory of this device, and `to` memory of [`Device::pin`] as long as all
+    /// of them together; nothing else writes either, and both stay valid, until the ticket is done
+    /// or the queue is dropped.
     unsafe fn gather(&mut self, from: &[Range], to: *mut u8) -> Result<Ticket, Error>;
 
     /// Starts copying `from` (pinned) to `to` (this device's memory), range after range.
     ///
     /// # Safety
     ///
-    /// As for [`Queue::gather`], the other way round.
+    /// As for [`Queue::gather`], in the other direction.
     unsafe fn scatter(&mut self, from: *const u8, to: &[Range]) -> Result<Ticket, Error>;
 
-    /// Starts copying within the device, or between its memory and memory that is [`Mapped`] there. Both lists have the same total length and do not overlap.
+    /// Starts copying within the device, or between its memory and memory that is [`Mapped`] there.
+    /// Both lists have the same total length and do not overlap.
     ///
     /// # Safety
     ///
@@ -251,19 +256,19 @@ pub trait Queue: Send {
     /// As for [`Queue::copy`], for the ranges that were prepared.
     unsafe fn run(&mut self, prepared: &Prepared) -> Result<Ticket, Error> {
         match &prepared.work {
-            // SAFETY: passed on from the caller.
+            // SAFETY: the caller upholds the same contract.
             prepared::Work::Lists(from, to) => unsafe { self.copy(from, to) },
             prepared::Work::Cuda(..) => Err(Error::OtherDevice),
         }
     }
 
-    /// Whether the copy, and all before it, are over. Never waits.
+    /// Returns whether the copy, and all before it, are done. Never blocks.
     ///
-    /// A failure (a dead context, a bad address) is reported for every ticket that is not done, from
-    /// then on.
+    /// A failure (a dead context, a bad address) is reported for every ticket that is not done,
+    /// from then on.
     fn is_done(&mut self, ticket: Ticket) -> Result<bool, Error>;
 
-    /// Waits until the copy and all before it are over, giving way to other threads. For slow paths.
+    /// Waits until the copy and all before it are done, yielding to other threads. For slow paths.
     fn wait(&mut self, ticket: Ticket) -> Result<(), Error> {
         let mut turns = 0_u32;
         while !self.is_done(ticket)? {
@@ -273,7 +278,7 @@ pub trait Queue: Send {
     }
 }
 
-/// One turn of waiting by polling: at first only other threads are let through, later it sleeps. `turns` begins at 0.
+/// Performs one turn of waiting by polling: yields at first, later sleeps. `turns` begins at 0.
 pub fn give_way(turns: &mut u32) {
     *turns = turns.saturating_add(1);
     if *turns < 1000 {

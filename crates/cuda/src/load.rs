@@ -1,4 +1,4 @@
-//! The work of a model: something for a device to do while memory is moved.
+//! Simulates the work of a model, so that a device is busy while memory is moved.
 
 use std::ffi::{CStr, c_uint, c_void};
 use std::sync::Arc;
@@ -24,10 +24,10 @@ const TILE: usize = 128;
 /// Columns of the matrix that [`Work::Decode`] reads: rows of 8 KiB.
 const DECODE_COLUMNS: usize = 2048;
 
-/// Results that [`Load::is_right`] computes again.
+/// Number of results that [`Load::is_right`] recomputes.
 const SAMPLES: usize = 16;
 
-/// What one iteration of a [`Load`] does.
+/// The work of one iteration of a [`Load`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     /// Multiplies two square matrices of halves on the tensor cores, as prefill does. The side is
@@ -38,7 +38,7 @@ pub enum Work {
     },
     /// Copies memory within the device, by the driver.
     Copy {
-        /// How many bytes.
+        /// Length in bytes.
         bytes: usize,
     },
     /// Multiplies a matrix and a vector many times, each by a launch of its own, all in one CUDA
@@ -51,7 +51,7 @@ pub enum Work {
     },
 }
 
-/// Work for a device, again and again, on a stream of its own.
+/// Repeats work on a device, on a stream of its own.
 ///
 /// [`Load::start`] queues one iteration, [`Load::wait`] waits for all of them.
 #[derive(Debug)]
@@ -65,14 +65,14 @@ pub struct Load {
     context: Arc<Context>,
 }
 
-// SAFETY: memory, a stream and a graph of the device: handles that the driver lets any thread use.
+// SAFETY: memory, a stream and a graph of the device: handles that the driver allows on any thread.
 unsafe impl Send for Load {}
 
 impl Load {
-    /// Allocates and fills what the work needs on device `ordinal`.
+    /// Allocates and fills the memory for the work on device `ordinal`.
     ///
     /// # Errors
-    /// There is no such device, it has not so much memory, or the driver refuses the kernels.
+    /// There is no such device, it has not enough memory, or the driver refuses the kernels.
     pub fn new(ordinal: u32, work: Work) -> Result<Self, Error> {
         let context = Context::primary(sys::initialised()?, ordinal)?;
         let work = match work {
@@ -100,7 +100,7 @@ impl Load {
                 DeviceBuffer::alloc(ordinal, rows * size_of::<f32>())?,
             ],
         };
-        // What was there before must not pass for a result.
+        // Cleared, so that old content cannot pass for a result.
         buffers[buffers.len() - 1].fill(0)?;
         let mut load = Self {
             work,
@@ -133,7 +133,7 @@ impl Load {
             }
             (Work::Copy { bytes }, _) => {
                 let (from, to) = (self.buffers[0].address(), self.buffers[1].address());
-                // SAFETY: both buffers have so many bytes and live until `drop` has waited.
+                // SAFETY: both buffers have that many bytes and live until `drop` has waited.
                 let code = unsafe {
                     (api.memcpy_dtod_async)(to as u64, from as u64, bytes, self.stream.raw)
                 };
@@ -148,19 +148,19 @@ impl Load {
         }
     }
 
-    /// Waits until every iteration that was started is over.
+    /// Waits until every started iteration is done.
     ///
     /// # Errors
     /// One of them has failed.
     pub fn wait(&self) -> Result<(), Error> {
         let _scope = self.context.enter()?;
-        // SAFETY: our own stream.
+        // SAFETY: the stream belongs to this value.
         let code = unsafe { (self.context.api.stream_synchronize)(self.stream.raw) };
         self.context.api.check(code, "working on the device")
     }
 
-    /// Whether the results of the iterations so far, at least one, are right: a few of them are
-    /// computed again by the CPU. Waits.
+    /// Returns whether the results of the iterations so far, at least one, are right: the CPU
+    /// recomputes a few of them. Blocks.
     ///
     /// # Errors
     /// As [`Load::wait`].
@@ -194,11 +194,11 @@ impl Load {
         }
     }
 
-    /// Makes the graph of [`Work::Decode`].
+    /// Captures the graph of [`Work::Decode`].
     fn capture(&self, rows: usize, launches: usize) -> Result<Graph, Error> {
         let api = self.context.api;
         let _scope = self.context.enter()?;
-        // SAFETY: our own stream, which nobody else uses.
+        // SAFETY: the stream belongs to this value, and nothing else uses it.
         let code = unsafe { (api.stream_begin_capture)(self.stream.raw, sys::CAPTURE_RELAXED) };
         api.check(code, "beginning a graph")?;
         let launched = (0..launches).try_for_each(|_| {
@@ -206,12 +206,12 @@ impl Load {
             self.launch(c"tcpx_load_decode", grid, DECODE_COLUMNS)
         });
         let mut graph = std::ptr::null_mut();
-        // SAFETY: as above; stores a handle. The capture ends also where a launch was refused.
+        // SAFETY: as above; stores a handle. The capture ends also if a launch was refused.
         let code = unsafe { (api.stream_end_capture)(self.stream.raw, &mut graph) };
         launched?;
         api.check(code, "ending a graph")?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: stores a handle; what was made of the graph does not need it any longer.
+        // SAFETY: stores a handle; the instantiated graph does not need the captured one.
         let code = unsafe {
             let code = (api.graph_instantiate)(&mut raw, graph, 0);
             log(api, (api.graph_destroy)(graph), "closing a graph");
@@ -239,7 +239,7 @@ impl Load {
             (&raw mut len).cast(),
         ];
         // SAFETY: the arguments are those of both kernels, which stay within the buffers for these
-        // grids. The driver reads the arguments before it returns.
+        // grids. The driver copies the arguments before it returns.
         let code = unsafe {
             (api.launch_kernel)(
                 function,
@@ -261,7 +261,8 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // Before the memory goes. A failure was reported by whoever waited for the work.
+        // Before the memory is freed. A failure was reported to the caller that waited for the
+        // work.
         let _ = self.wait();
     }
 }
@@ -289,10 +290,10 @@ impl Kernels {
         })
     }
 
-    /// The context must be current.
+    /// Finds a kernel. The context must be current.
     fn function(&self, name: &CStr) -> Result<sys::Function, Error> {
         let mut function = std::ptr::null_mut();
-        // SAFETY: our own module, and the name ends with a zero byte.
+        // SAFETY: the module belongs to this value, and the name ends with a zero byte.
         let code = unsafe {
             (self.context.api.module_get_function)(&mut function, self.module, name.as_ptr())
         };
@@ -304,7 +305,7 @@ impl Kernels {
 impl Drop for Kernels {
     fn drop(&mut self) {
         if let Ok(_scope) = self.context.enter() {
-            // SAFETY: the load, their only user, has waited for them.
+            // SAFETY: the load, the only user of the kernels, has waited for them.
             let code = unsafe { (self.context.api.module_unload)(self.module) };
             log(self.context.api, code, "unloading the kernels of the load");
         }
@@ -321,14 +322,14 @@ struct Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         if let Ok(_scope) = self.context.enter() {
-            // SAFETY: our own; the load has waited for it.
+            // SAFETY: the graph belongs to this value; the load has waited for it.
             let code = unsafe { (self.context.api.graph_exec_destroy)(self.raw) };
             log(self.context.api, code, "closing a graph");
         }
     }
 }
 
-/// Memory of `count` elements.
+/// Allocates memory of `count` elements and fills it.
 fn filled<const N: usize>(
     ordinal: u32,
     count: usize,
@@ -340,14 +341,14 @@ fn filled<const N: usize>(
     Ok(buffer)
 }
 
-/// A half of either sign, 0.5 or more and below 1: numbers that differ, since a GPU slows down by
-/// what its multipliers have to do.
+/// Returns a half of either sign, 0.5 or more and below 1. The values differ, since a GPU's clock
+/// depends on the values that its multipliers process.
 fn half(seed: u64, index: usize) -> u16 {
     let mixed = (index as u64 ^ (seed << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     0x3800 | ((mixed >> 48) as u16 & 0x83ff)
 }
 
-/// The number that a [`half`] is.
+/// Returns the numeric value of a [`half`].
 fn value(half: u16) -> f32 {
     let sign = if half & 0x8000 == 0 { 1.0 } else { -1.0 };
     sign * (1024 + (half & 0x3ff)) as f32 / 2048.0
@@ -357,13 +358,13 @@ fn product(left: u16, right: u16) -> f64 {
     f64::from(value(left)) * f64::from(value(right))
 }
 
-/// Whether a few places below `count`, the first and the last among them, are right.
+/// Returns whether a few results below `count`, including the first and the last, are right.
 fn all(
     count: usize,
     mut is_right: impl FnMut(usize) -> Result<bool, Error>,
 ) -> Result<bool, Error> {
     for sample in 0..SAMPLES {
-        // In steps that are no multiple of anything a kernel works in.
+        // Steps that are no multiple of any tile size.
         let spread = sample * (count / SAMPLES) + sample * 37;
         let at = if sample + 1 == SAMPLES {
             count - 1

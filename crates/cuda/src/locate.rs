@@ -1,6 +1,5 @@
-//! What lies at an address.
+//! Finds the device of an address.
 
-use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use crate::Device;
@@ -8,16 +7,16 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::sys::{self, Api};
 
-/// Finds out which device memory lies on; `None` if it is host memory.
+/// Returns the device that holds memory; `None` if it is host memory.
 ///
-/// Never loads or initialises CUDA: if the process has not done so, all memory is host memory. Cheap, and
-/// safe in a forked child, where all memory counts as host memory.
+/// Never loads or initialises CUDA: if the process has not done so, all memory is host memory.
+/// Cheap, and safe in a forked child, where all memory counts as host memory.
 ///
-/// Pinned host memory is host memory. So is managed memory (`cudaMallocManaged`): the CPU may touch it at
-/// any time and the driver moves its pages, so sockets can use it as it is, whereas a copy by the device
-/// would only pull the pages back and forth.
+/// Pinned host memory is host memory. So is managed memory (`cudaMallocManaged`): the CPU may
+/// access it at any time and the driver moves its pages, so sockets can use it directly, whereas a
+/// copy by the device would only move the pages back and forth.
 ///
-/// The range must lie in one allocation, or in neighbouring mappings of one address reservation.
+/// The range must lie in one allocation, or in adjacent mappings of one address reservation.
 pub fn locate(address: usize, len: usize) -> Result<Option<Arc<dyn Device>>, Error> {
     if sys::is_forked() {
         return Ok(None);
@@ -38,7 +37,7 @@ pub fn locate(address: usize, len: usize) -> Result<Option<Arc<dyn Device>>, Err
     Ok(Some(context))
 }
 
-/// The device whose context is current on this thread; `None` if there is none.
+/// Returns the device whose context is current on this thread; `None` if there is none.
 ///
 /// Never loads or initialises CUDA, and is safe in a forked child, as [`locate`] is.
 pub fn current() -> Result<Option<Arc<dyn Device>>, Error> {
@@ -53,7 +52,7 @@ pub fn current() -> Result<Option<Arc<dyn Device>>, Error> {
     let code = unsafe { (api.ctx_get_current)(&mut context) };
     match code {
         sys::SUCCESS => sys::set_owner(),
-        // CUDA is not at work here, yet or any more.
+        // CUDA is not initialised, or already shut down.
         sys::NOT_INITIALIZED | sys::DEINITIALIZED => return Ok(None),
         code => api.check(code, "asking for the current context")?,
     }
@@ -68,12 +67,12 @@ pub fn current() -> Result<Option<Arc<dyn Device>>, Error> {
     Ok(Some(Context::of_raw(api, context, ordinal)?))
 }
 
-/// The device's primary context, which is made, and CUDA initialised, if need be.
+/// Returns the device's primary context; creates it, and initialises CUDA, if needed.
 pub fn device(ordinal: u32) -> Result<Arc<dyn Device>, Error> {
     Ok(Context::primary(sys::initialised()?, ordinal)?)
 }
 
-/// Where in device memory an address is.
+/// The location of an address in device memory.
 struct Place {
     /// Null if the memory belongs to no context.
     context: sys::Context,
@@ -82,61 +81,44 @@ struct Place {
 
 impl Place {
     fn of(api: &Api, address: usize) -> Result<Option<Self>, Error> {
-        let mut context: sys::Context = std::ptr::null_mut();
-        let (mut kind, mut is_managed): (c_uint, c_uint) = (0, 0);
-        let mut ordinal: c_int = 0;
         let attributes = [
             sys::POINTER_CONTEXT,
             sys::POINTER_MEMORY_TYPE,
             sys::POINTER_IS_MANAGED,
             sys::POINTER_DEVICE_ORDINAL,
         ];
-        let values: [*mut c_void; 4] = [
-            (&raw mut context).cast(),
-            (&raw mut kind).cast(),
-            (&raw mut is_managed).cast(),
-            (&raw mut ordinal).cast(),
-        ];
-        // SAFETY: each value has the size that its attribute has (a flag is one byte, of four). The
-        // driver only looks the address up.
-        let code = unsafe {
-            (api.pointer_get_attributes)(
-                attributes.len() as c_uint,
-                attributes.as_ptr(),
-                values.as_ptr(),
-                address as sys::DevicePtr,
-            )
-        };
-        match code {
-            sys::SUCCESS => sys::set_owner(),
+        let [context, kind, is_managed, ordinal] = match api.pointer_attributes(address, attributes)
+        {
+            Ok(values) => values,
             // CUDA is not at work here (yet, or any more), or knows nothing of the address.
-            sys::NOT_INITIALIZED
-            | sys::DEINITIALIZED
-            | sys::INVALID_VALUE
-            | sys::INVALID_CONTEXT => {
-                return Ok(None);
-            }
-            code => return Err(api.error(code, "asking which device memory lies on")),
-        }
-        if kind != sys::MEMORY_TYPE_DEVICE || is_managed != 0 {
+            Err(
+                sys::NOT_INITIALIZED
+                | sys::DEINITIALIZED
+                | sys::INVALID_VALUE
+                | sys::INVALID_CONTEXT,
+            ) => return Ok(None),
+            Err(code) => return Err(api.error(code, "asking which device memory lies on")),
+        };
+        sys::set_owner();
+        if kind != u64::from(sys::MEMORY_TYPE_DEVICE) || is_managed != 0 {
             return Ok(None);
         }
         Ok(Some(Self {
-            context,
-            ordinal: ordinal.unsigned_abs(),
+            context: context as sys::Context,
+            ordinal: ordinal as u32,
         }))
     }
 
-    /// That all of the range is there, as far as the driver says.
+    /// Checks that all of the range is mapped, as far as the driver reports it.
     fn check_range(&self, context: &Context, address: usize, len: usize) -> Result<(), Error> {
         let _scope = context.enter()?;
         let end = address.saturating_add(len);
         let Some((base, mut reached)) = extent(context.api, address) else {
-            // Not every kind of memory can be asked for its extent.
+            // The extent of some kinds of memory is unknown.
             return Ok(());
         };
-        // Memory with a context was allocated as a whole. An allocator that maps memory piece by piece
-        // hands out ranges that go on in the next piece.
+        // Memory with a context was allocated as a whole. An allocator that maps memory piece by
+        // piece returns ranges that continue in the next piece.
         while reached < end
             && self.context.is_null()
             && let Some((_, further)) = extent(context.api, reached)
@@ -156,7 +138,8 @@ impl Place {
     }
 }
 
-/// Start and end of the allocation, or mapping, that an address is in. A context must be current.
+/// Returns start and end of the allocation, or mapping, that contains an address. A context must be
+/// current.
 pub(crate) fn extent(api: &Api, address: usize) -> Option<(usize, usize)> {
     let (mut base, mut size) = (0, 0);
     // SAFETY: stores two numbers; the driver only looks the address up.

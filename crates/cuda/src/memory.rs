@@ -1,4 +1,4 @@
-//! Device memory for copies on their way.
+//! Device memory for copies in flight.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use crate::error::Error;
 use crate::pinned::Pinned;
 use crate::sys;
 
-/// Memory of a device, made by [`crate::Device::allocate`] and freed when dropped: keep it until the
-/// copies that use it are done. Its content is whatever was there.
+/// Memory of a device, made by [`crate::Device::allocate`] and freed when dropped: keep it until
+/// the copies that use it are done. Its initial content is unspecified.
 #[derive(Debug)]
 pub struct DeviceMemory {
     address: usize,
@@ -19,12 +19,12 @@ pub struct DeviceMemory {
 #[derive(Debug)]
 enum Owner {
     Context(Arc<Context>),
-    /// Of the stand-in.
+    /// Memory of the stand-in.
     Host(#[expect(dead_code, reason = "freed with this value")] Pinned),
 }
 
 impl DeviceMemory {
-    /// Memory of a context's device.
+    /// Allocates memory of a context's device.
     pub(crate) fn on(context: Arc<Context>, len: usize) -> Result<Self, Error> {
         let scope = context.enter()?;
         let mut address = 0;
@@ -39,7 +39,7 @@ impl DeviceMemory {
         })
     }
 
-    /// Memory of the stand-in.
+    /// Allocates memory of the stand-in.
     pub(crate) fn plain(len: usize) -> Result<Self, Error> {
         let memory = Pinned::plain(len)?;
         Ok(Self {
@@ -49,19 +49,19 @@ impl DeviceMemory {
         })
     }
 
-    /// Its first byte, on the device.
+    /// Returns the address of the first byte, on the device.
     #[must_use]
     pub fn address(&self) -> usize {
         self.address
     }
 
-    /// How many bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes at all.
+    /// Returns whether the length is zero.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -73,9 +73,9 @@ impl Drop for DeviceMemory {
         let Owner::Context(context) = &self.owner else {
             return;
         };
-        // A context that is gone has taken everything along.
+        // A destroyed context has freed its memory.
         if let Ok(_scope) = context.enter() {
-            // SAFETY: allocated by `on`. The users of the memory keep this value until they are done.
+            // SAFETY: allocated by `on`. Users of the memory keep this value until they are done.
             let code = unsafe { (context.api.mem_free)(self.address as sys::DevicePtr) };
             log(context.api, code, "freeing device memory");
         }

@@ -1,22 +1,22 @@
-//! Pure: how lists whose ranges are alike become pairs, half as long as items.
+//! Lays out lists of equally long ranges as pairs, which are half as long as items. Pure.
 
 use crate::side::{ADDRESS_BITS, BLOCK, Side};
 use crate::table::{CUT, Filled, with_wide_vectors};
 
 /// Pairs count in steps of this many bytes.
 const STEP: u32 = 16;
-/// A side's places are within half of this of its first, in either direction: 32 GiB.
+/// Places of one side lie within half of this from its first, in either direction: 32 GiB.
 const REACH: u64 = (STEP as u64) << 32;
 
-/// One range to copy of a list whose ranges are [`Alike`]: half as long as an item, and writing it is what
-/// laying out costs.
+/// One range to copy of a list whose ranges are [`Alike`]: half as long as an item. Writing these
+/// entries is most of the cost of laying out.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pair(u64);
 
 impl Pair {
-    /// Takes distances in bytes from the first range, wrapped, that are multiples of [`STEP`] within
-    /// [`REACH`].
+    /// Creates a pair from distances in bytes to the first range, wrapped, that are multiples of
+    /// [`STEP`] within [`REACH`].
     #[inline]
     fn new(from: u64, to: u64) -> Self {
         let shift = STEP.trailing_zeros();
@@ -30,19 +30,19 @@ impl Pair {
     }
 }
 
-/// What the ranges of a list of pairs have in common, and where they start.
+/// The common properties of a list of pairs, and its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Alike {
-    /// Where the first comes from: the others lie a multiple of 16 bytes before or after it.
+    /// The source of the first range: the others lie a multiple of 16 bytes before or after it.
     pub(crate) from: u64,
-    /// Likewise, where it goes to.
+    /// The target of the first range.
     pub(crate) to: u64,
-    /// How long each is.
+    /// The length of each range.
     pub(crate) len: u64,
 }
 
-/// Lays out one pair for each place, as most lists allow. None if they are not [`Alike`], too few, too long
-/// or too far apart: then `pairs` is of no use.
+/// Lays out one pair for each place, which works for most lists. Returns `None`, and leaves `pairs`
+/// unspecified, if the places are not [`Alike`], too few, too long or too far apart.
 pub(crate) fn pair_up<F: Side, T: Side>(
     from: &F,
     to: &T,
@@ -85,14 +85,14 @@ fn pack_pairs<F: Side, T: Side>(from: &F, to: &T, pairs: &mut [Pair]) -> Option<
             far |= source.wrapping_add(REACH / 2) | target.wrapping_add(REACH / 2);
             *pair = Pair::new(source, target);
         }
-        // A list that is not alike mostly is not from its beginning.
+        // A list that is not alike is mostly so from its beginning.
         if odd != 0 || far >= REACH || addresses >> ADDRESS_BITS != 0 {
             return None;
         }
         if at == last {
             break;
         }
-        // The last block begins within the one before it: what both have is the same.
+        // The last block begins within the one before: the overlap is the same in both.
         at = (at + BLOCK).min(last);
     }
     let filled = Filled {
@@ -174,7 +174,7 @@ mod tests {
                 prop_assert_eq!((gathered, scattered), (None, None));
             }
 
-            // One place that is not like the others, wherever it is.
+            // One place that differs from the others, at any position.
             if let Some(place) = from.get_mut(spoilt) {
                 match spoilt % 3 {
                     0 => place.len += 1,
@@ -199,7 +199,7 @@ mod tests {
         list.iter_mut().for_each(|range| range.len = 16);
         assert!(paired(&List::<Ranges>::new(&list), &Dense(0), BLOCK).is_some());
         assert!(paired(&List::<Ranges>::new(&list), &Dense(1 << 48), BLOCK).is_none());
-        // Close to the others, but on the far side of zero.
+        // Close to the others, but across address zero.
         list[5].address = 0_usize.wrapping_sub(1 << 20);
         assert!(paired(&List::<Ranges>::new(&list), &Dense(0), BLOCK).is_none());
         list.iter_mut().for_each(|range| range.address = 1 << 48);

@@ -9,48 +9,48 @@ use crate::context::{Context, log};
 use crate::error::Error;
 use crate::sys;
 
-/// Above this, huge pages are asked for: fewer page-table look-ups for whoever copies to and from it.
+/// Above this size, huge pages are requested: copies need fewer page-table look-ups.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Host memory that devices read and write by themselves, made by [`crate::Device::pin`].
+/// Host memory that devices access directly, made by [`crate::Device::pin`].
 ///
-/// Zeroed, page-aligned, and freed when dropped: keep it until the copies that use it are done. A forked
-/// child does not get it.
+/// Zeroed, page-aligned, and freed when dropped: keep it until the copies that use it are done. A
+/// forked child does not inherit it.
 #[derive(Debug)]
 pub struct Pinned {
     address: NonNull<u8>,
     len: usize,
-    /// The context it is registered with; none if it is the stand-in's, which needs no registration.
+    /// The context it is registered with; none for the stand-in, which needs no registration.
     context: Option<Arc<Context>>,
 }
 
-// SAFETY: a range of memory that this value owns; it gives out its address only.
+// SAFETY: this value owns the memory, and exposes its address only.
 unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// Its first byte.
+    /// Returns the address of the first byte.
     #[must_use]
     pub fn address(&self) -> *mut u8 {
         self.address.as_ptr()
     }
 
-    /// How many bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes at all.
+    /// Returns whether the length is zero.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Memory on the NUMA node of a device.
+    /// Allocates memory on the NUMA node of a device.
     ///
-    /// Mapped by us and then registered, rather than allocated by the driver, because only so can the
+    /// Mapped here and then registered, instead of allocated by the driver, because only so can the
     /// node be chosen.
     pub(crate) fn near(context: Arc<Context>, len: usize) -> Result<Self, Error> {
         let mut memory = Self::map(len, context.numa_node())?;
@@ -58,7 +58,8 @@ impl Pinned {
             let api = context.api;
             let _scope = context.enter()?;
             let flags = sys::HOST_PORTABLE | sys::HOST_DEVICEMAP;
-            // SAFETY: the mapping is whole pages, ours, and outlives its registration (see `drop`).
+            // SAFETY: the mapping has whole pages, belongs to this value, and outlives its
+            // registration (see `drop`).
             let code = unsafe {
                 (api.mem_host_register)(memory.address().cast::<c_void>(), memory.mapped(), flags)
             };
@@ -72,14 +73,14 @@ impl Pinned {
             };
             api.check(code, "mapping host memory to the device")?;
             if seen != memory.address().addr() as u64 {
-                // The kernels are given the host's addresses.
+                // The kernels use the host's addresses.
                 return Err(api.error(sys::INVALID_VALUE, "mapping host memory at its own address"));
             }
         }
         Ok(memory)
     }
 
-    /// Memory for the stand-in.
+    /// Allocates memory for the stand-in.
     pub(crate) fn plain(len: usize) -> Result<Self, Error> {
         Self::map(len, None)
     }
@@ -95,7 +96,7 @@ impl Pinned {
             context: None,
         };
         let mapped = memory.mapped();
-        // SAFETY: a new mapping wherever the system likes.
+        // SAFETY: the kernel chooses the address, so the mapping overlaps nothing.
         let address = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -120,14 +121,14 @@ impl Pinned {
             memory
         };
         let start = address.as_ptr().cast::<c_void>();
-        // A child would share the pages until one of the two writes, and the device's view would stay
-        // with whichever did not.
-        // SAFETY: advice on our own mapping.
+        // A child would share the pages until one of the two writes, and the device would keep the
+        // page of the other one.
+        // SAFETY: advice on a mapping of this value.
         if unsafe { libc::madvise(start, mapped, libc::MADV_DONTFORK) } != 0 {
             return Err(failed(std::io::Error::last_os_error()));
         }
         if mapped >= HUGE_PAGE {
-            // SAFETY: as above. Where there are no huge pages, small ones do.
+            // SAFETY: as above. Without huge pages, small ones are used.
             unsafe { libc::madvise(start, mapped, libc::MADV_HUGEPAGE) };
         }
         if let Some(node) = numa_node {
@@ -136,16 +137,16 @@ impl Pinned {
         Ok(memory)
     }
 
-    /// Its length in whole pages.
+    /// Returns its length in whole pages.
     fn mapped(&self) -> usize {
-        // SAFETY: asks for a number.
+        // SAFETY: reads a number.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         let page = usize::try_from(page).unwrap_or(4096);
         self.len.max(1).next_multiple_of(page)
     }
 }
 
-/// Has the pages of a mapping come from a NUMA node, as long as that has some.
+/// Makes the pages of a mapping come from a NUMA node, as long as it has free ones.
 fn prefer_node(start: *mut c_void, len: usize, node: u32) {
     let mut nodes = [0_u64; 16];
     let (word, bit) = (node as usize / 64, node % 64);
@@ -153,8 +154,9 @@ fn prefer_node(start: *mut c_void, len: usize, node: u32) {
         return;
     };
     *word = 1 << bit;
-    // SAFETY: a policy for our own mapping; the mask has the stated number of bits. Where the system
-    // refuses (no NUMA, a strict container), the pages come from anywhere, which is slower and correct.
+    // SAFETY: a policy for a mapping of this value; the mask has the stated number of bits. If the
+    // kernel refuses (no NUMA, a strict container), the pages come from any node, which is slower
+    // and correct.
     let refused = unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -177,14 +179,14 @@ impl Drop for Pinned {
         let start = self.address().cast::<c_void>();
         if let Some(context) = &self.context {
             let code = match context.enter() {
-                // SAFETY: it was registered; whoever used it has kept it until now.
+                // SAFETY: the memory was registered; its users have kept it until now.
                 Ok(_scope) => unsafe { (context.api.mem_host_unregister)(start) },
-                // A context that is gone has taken the registration along.
+                // A destroyed context has ended the registration.
                 Err(_) => sys::SUCCESS,
             };
             log(context.api, code, "releasing page-locked memory");
         }
-        // SAFETY: mapped by `map` with this length, and nobody uses it any more.
+        // SAFETY: mapped by `map` with this length, and nothing uses it any more.
         unsafe { libc::munmap(start, self.mapped()) };
     }
 }

@@ -1,4 +1,4 @@
-//! Lists of copies that are laid out once and started many times.
+//! Lists of copies, laid out once and started many times.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,21 +18,21 @@ use crate::table::{Filled, Item, Walk, pack};
 /// A list of copies within a device, or between its memory and memory that is mapped there, made by
 /// [`crate::Device::prepare`] for [`crate::Queue::run`].
 ///
-/// Starting it costs one launch of a kernel, or one call for each of few long ranges: nothing is
-/// done for each piece. It may be started any number of times, by several queues of its device at once.
-/// Dropping it while it runs is allowed.
+/// Starting it costs one kernel launch, or one call for each of few long ranges: no work per piece.
+/// It may be started any number of times, by several queues of its device at once. Dropping it
+/// while it runs is allowed.
 pub struct Prepared {
     bytes: u64,
     pub(crate) work: Work,
 }
 
 pub(crate) enum Work {
-    /// For devices that have nothing to prepare.
+    /// For devices without anything to prepare.
     Lists(Vec<Range>, Vec<Range>),
     Cuda(Arc<Context>, Way),
 }
 
-/// How a context's queue does it.
+/// The way a context's queue runs the list.
 pub(crate) enum Way {
     /// By the copy engine: from, to, length.
     Engine(Vec<(u64, u64, u64)>),
@@ -41,13 +41,13 @@ pub(crate) enum Way {
 }
 
 impl Prepared {
-    /// How many bytes it copies.
+    /// Returns the number of bytes it copies.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Keeps the lists as they are.
+    /// Keeps the lists unchanged.
     pub(crate) fn lists(from: &[Range], to: &[Range]) -> Result<Self, Error> {
         Ok(Self {
             bytes: total(from, to)?,
@@ -64,7 +64,7 @@ impl fmt::Debug for Prepared {
     }
 }
 
-/// The bytes of two lists that are equally long.
+/// Returns the total length of two lists; fails if they differ.
 fn total(from: &[Range], to: &[Range]) -> Result<u64, Error> {
     let (from, to) = (measure::<Ranges>(from)?.bytes, measure::<Ranges>(to)?.bytes);
     match from == to {
@@ -97,13 +97,14 @@ pub(crate) fn on(context: &Arc<Context>, from: &[Range], to: &[Range]) -> Result
     })
 }
 
-/// Lists as pairs, where they are alike, or else as items.
+/// Lays lists out as pairs if they are alike, else as items.
 fn lay_out(from: &[Range], to: &[Range], bytes: u64) -> (Vec<Item>, Filled, Form) {
     let (from, to) = (List::<Ranges>::new(from), List::<Ranges>::new(to));
     if from.places() == to.places() {
         let count = from.places();
         let mut items = vec![Item::default(); room_of_pairs(count)];
-        // SAFETY: the items' memory is as long, aligned for more, and any bytes are valid for both.
+        // SAFETY: the items' memory is as long, aligned at least as strictly, and any bytes are
+        // valid for both.
         let pairs: &mut [Pair] =
             unsafe { std::slice::from_raw_parts_mut(items.as_mut_ptr().cast(), count) };
         if let Some((filled, alike)) = pair_up(&from, &to, pairs) {
@@ -116,20 +117,20 @@ fn lay_out(from: &[Range], to: &[Range], bytes: u64) -> (Vec<Item>, Filled, Form
     }
     let mut walk = Walk::new(from, to, bytes);
     let mut items = vec![Item::default(); walk.most_items()];
-    // There is room for all of it, so that once is enough.
+    // There is room for everything, so that one call is enough.
     let filled = walk.fill(&mut items);
     debug_assert_eq!(walk.left(), 0);
     items.truncate(filled.items);
     (items, filled, Form::Items)
 }
 
-/// The least room for a table, in bytes.
+/// The smallest room for a table, in bytes.
 const LEAST_ROOM: usize = 8 << 10;
-/// Pinned memory is taken in such parts, or larger ones for a larger table.
+/// The unit in which pinned memory is allocated; a larger table gets a larger part.
 const PART: usize = 1 << 20;
 
-/// Pinned memory for the tables of a context's prepared lists. Lists come and go, and to pin and
-/// unpin memory may hold up the device: what was taken is kept for others, as long as there is a queue or
+/// Pinned memory for the tables of a context's prepared lists. Lists come and go, and pinning and
+/// unpinning memory may delay the device: memory is kept for reuse, as long as there is a queue or
 /// a prepared list.
 pub(crate) struct Tables {
     context: Arc<Context>,
@@ -172,7 +173,7 @@ impl Tables {
 
 /// Items in pinned memory, which the kernel reads.
 pub(crate) struct Table {
-    /// There until the drop.
+    /// Present until `drop`.
     room: Option<Room>,
     tables: Arc<Tables>,
 }
@@ -184,8 +185,8 @@ impl Table {
             room: Some(room),
             tables,
         };
-        // SAFETY: the room is as long, aligned for more, and nobody else's: a launch that reads it
-        // holds the table.
+        // SAFETY: the room is as long, aligned at least as strictly, and used by nothing else: a
+        // launch that reads it holds the table.
         unsafe {
             let to = table.address().cast_mut().cast::<Item>();
             std::ptr::copy_nonoverlapping(items.as_ptr(), to, items.len());
@@ -233,7 +234,7 @@ mod tests {
         #[test]
         fn every_byte_is_laid_out_once(from in ranges(), mut to in ranges()) {
             let bytes = measure::<Ranges>(&from)?.bytes;
-            // Makes both equally long.
+            // Makes both lists equally long.
             let mut left = bytes as usize;
             to.retain_mut(|range| {
                 range.len = range.len.min(left);

@@ -1,4 +1,4 @@
-//! Copies on one stream.
+//! Copies on one CUDA stream.
 
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
@@ -19,63 +19,64 @@ use crate::sys;
 use crate::table::{Filled, Item, Walk, pack};
 use crate::{Device, Entry, Path, Queue, Range, Ticket, give_way};
 
-/// Up to this many ranges go to the copy engine one by one: that takes less time than the kernel.
+/// Maximum ranges that go to the copy engine regardless of length: that takes less time than the
+/// kernel.
 const ENGINE_MOST_RANGES: usize = 2;
-/// So do ranges of this average length: the engine is at full speed with them.
+/// Minimum average length with which ranges go to the copy engine: it runs at full speed with them.
 const ENGINE_LEAST_AVERAGE: u64 = 256 << 10;
 
-/// Items of one launch. More are several launches.
+/// Maximum items of one launch. More take several launches.
 const LAUNCH_ITEMS: usize = 64 << 10;
-/// Items for which a queue has memory at first: 64 KiB.
+/// Number of items for which a queue has memory at first: 64 KiB.
 const FIRST_TABLE: usize = 4 << 10;
-/// Items for which it has memory once that does not suffice: while one launch of the largest kind runs, the next
-/// is laid out.
+/// Number of items for which it has memory once that is not enough: while one launch of maximum
+/// size runs, the next is laid out.
 const GROWN_TABLE: usize = 2 * LAUNCH_ITEMS;
 
-/// How long a drop waits for copies that do not end.
+/// Maximum time that `drop` waits for copies that do not end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A stream and what its copies need.
+/// A stream and the resources of its copies.
 pub(crate) struct CudaQueue {
     context: Arc<Context>,
     path: Path,
     completion: Completion,
     stream: Stream,
-    /// The first failure; the queue's answer to everything from then on.
+    /// The first failure, which every later call returns.
     failed: Option<Error>,
     inline: Box<Inline>,
-    /// Memory for items that do not fit the parameters: the last is in use, an earlier one may still be
-    /// read. Dropped by hand, after the work.
+    /// Memory for items that do not fit the parameters: the last is in use, an earlier one may
+    /// still be read. Dropped explicitly, after the work.
     tables: ManuallyDrop<Vec<Pinned>>,
-    /// Who uses which part of the last table.
+    /// Allocates parts of the last table.
     ring: Ring,
-    /// How far `ring` is freed by the ticket of the same place.
+    /// Position up to which the ticket with the same index frees `ring`.
     ends: [u64; TICKETS],
     /// The last ticket whose part is freed: at most the last one done.
     freed: u64,
-    /// The table of a prepared list, by the place of the ticket that reads it. Dropped by hand, after
-    /// the work.
+    /// The table of a prepared list, by the index of the ticket that reads it. Dropped explicitly,
+    /// after the work.
     held: ManuallyDrop<[Option<Arc<Table>>; TICKETS]>,
     /// Keeps the tables of prepared lists from being unpinned between one list and the next.
     _prepared: Arc<Tables>,
 }
 
-// SAFETY: streams, events and device memory are handles that the driver lets any thread use; the queue is
-// the only one that uses them.
+// SAFETY: streams, events and device memory are handles that the driver allows on any thread; only
+// this queue uses them.
 unsafe impl Send for CudaQueue {}
 
-/// Where the items of a launch are laid out.
+/// The place where the items of a launch are laid out.
 enum Place {
     Inline,
     Table { start: usize },
 }
 
-/// Whether the copy engine moves so many ranges, `bytes` in all, better than the kernel.
+/// Returns whether the copy engine moves this many ranges, `bytes` in all, better than the kernel.
 pub(crate) fn is_for_engine(ranges: usize, bytes: u64) -> bool {
     ranges <= ENGINE_MOST_RANGES || bytes / ENGINE_LEAST_AVERAGE >= ranges as u64
 }
 
-/// Whether a list has as many bytes as a range.
+/// Returns whether a list is as long as a range.
 fn is_as_long(list: &[Range], range: &Range) -> bool {
     measure::<Ranges>(list).is_ok_and(|sum| sum.bytes == range.len as u64)
 }
@@ -102,7 +103,7 @@ impl CudaQueue {
         })
     }
 
-    /// The way that a list goes.
+    /// Returns the path of a list.
     fn path(&self, ranges: usize, bytes: u64) -> Path {
         match self.path {
             Path::Auto if is_for_engine(ranges, bytes) => Path::Engine,
@@ -111,7 +112,7 @@ impl CudaQueue {
         }
     }
 
-    /// Remembers a failure as the queue's last answer.
+    /// Converts a driver code, and records a failure as the queue's final error.
     fn check(&mut self, code: sys::Code, asked: &'static str) -> Result<(), Error> {
         if code == sys::SUCCESS {
             return Ok(());
@@ -121,7 +122,7 @@ impl CudaQueue {
         Err(error)
     }
 
-    /// Likewise.
+    /// Records a failure as the queue's final error.
     fn note<T>(&mut self, outcome: Result<T, Error>) -> Result<T, Error> {
         if let Err(error) = &outcome {
             self.failed = Some(error.clone());
@@ -129,7 +130,7 @@ impl CudaQueue {
         outcome
     }
 
-    /// That the queue works and has a ticket free.
+    /// Checks that the queue works and has a free ticket.
     fn admit(&mut self) -> Result<(), Error> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
@@ -149,7 +150,7 @@ impl CudaQueue {
         }
     }
 
-    /// Notes what is done, and frees its part of the table.
+    /// Records the tickets that are done, and frees their parts of the table.
     fn reap(&mut self) -> Result<(), Error> {
         let outcome = self.completion.reap();
         self.note(outcome)?;
@@ -157,7 +158,7 @@ impl CudaQueue {
         Ok(())
     }
 
-    /// Frees the table's part that was used by what is done.
+    /// Frees the parts of the table of all tickets that are done.
     fn free(&mut self) {
         let done = self.completion.done();
         if done > self.freed {
@@ -169,9 +170,9 @@ impl CudaQueue {
         }
     }
 
-    /// Ends a copy: everything started until now is over when the ticket is. A ticket must be free.
+    /// Ends a copy: everything started so far is done when the ticket is. A ticket must be free.
     fn issue(&mut self) -> Result<Ticket, Error> {
-        // Before the end of an earlier ticket gives way to that of this one.
+        // First, since this ticket's end overwrites that of an earlier one.
         self.free();
         let outcome = self.completion.issue();
         let ticket = self.note(outcome)?;
@@ -179,7 +180,7 @@ impl CudaQueue {
         Ok(Ticket(ticket))
     }
 
-    /// Starts one copy of the engine for each stretch that lies together on both sides.
+    /// Starts one copy of the engine for each stretch that is contiguous on both sides.
     fn engine<F: Side, T: Side>(
         &mut self,
         mut walk: Walk<F, T>,
@@ -195,8 +196,9 @@ impl CudaQueue {
         self.issue()
     }
 
-    /// Starts the kernel for a list that takes one launch and no cutting, which is nearly every list. None
-    /// if this is not one, or the engine is better at it: then nothing was started.
+    /// Starts the kernel for a list that takes one launch and no cutting, which is nearly every
+    /// list. Returns `None`, and starts nothing, for other lists and for lists that the engine
+    /// copies better.
     fn quick<F: Side, T: Side>(
         &mut self,
         from: &F,
@@ -220,7 +222,8 @@ impl CudaQueue {
         self.issue().map(Some)
     }
 
-    /// Lays a list out as pairs, or else as items, with the room of [`Form::room`]. None if it is neither.
+    /// Lays a list out as pairs, or else as items, with the room of [`Form::room`]. `None` if it is
+    /// neither.
     fn lay_out<F: Side, T: Side>(
         &mut self,
         from: &F,
@@ -243,7 +246,7 @@ impl CudaQueue {
         Ok(None)
     }
 
-    /// Starts the kernel, as often as it takes.
+    /// Starts the kernel, in as many launches as needed.
     fn kernel<F: Side, T: Side>(
         &mut self,
         mut walk: Walk<F, T>,
@@ -255,7 +258,7 @@ impl CudaQueue {
         loop {
             let reserved = walk.most_items().min(LAUNCH_ITEMS);
             let place = match self.room(reserved) {
-                // Later launches must wait for earlier ones, so the first of several may as well.
+                // Later launches must wait for earlier ones, so the first of several may wait too.
                 Err(Error::QueueFull { .. }) if waits => {
                     self.wait(Ticket(self.completion.done() + 1))?;
                     continue;
@@ -273,7 +276,7 @@ impl CudaQueue {
         }
     }
 
-    /// Room for a ticket and for items.
+    /// Reserves a ticket and room for items.
     fn room(&mut self, items: usize) -> Result<Place, Error> {
         self.admit()?;
         if items <= INLINE_ITEMS {
@@ -287,7 +290,7 @@ impl CudaQueue {
         if start.is_none() && self.tables.len() == 1 {
             match self.grow() {
                 Ok(()) => start = self.ring.reserve(items),
-                // What is under way makes room for as much as the table has.
+                // The copies in flight will free as much room as the table has.
                 Err(_) if self.completion.in_flight() > 0 => {}
                 Err(error) => return Err(error),
             }
@@ -297,45 +300,46 @@ impl CudaQueue {
             .ok_or_else(|| self.full())
     }
 
-    /// Takes a larger table from now on.
+    /// Switches to a larger table.
     #[cold]
     fn grow(&mut self) -> Result<(), Error> {
         let table = self.context.pin(GROWN_TABLE * size_of::<Item>())?;
         self.tables.push(table);
         self.ring = Ring::new(GROWN_TABLE);
-        // Tickets in flight have nothing in the new one.
+        // Tickets in flight have no items in the new table.
         self.ends = [0; TICKETS];
         Ok(())
     }
 
-    /// The table in use.
+    /// Returns the table in use.
     fn table(&self) -> *mut u8 {
         self.tables
             .last()
             .map_or(std::ptr::null_mut(), Pinned::address)
     }
 
-    /// The first `count` items of a place that `room` gave for as many.
+    /// Returns the first `count` items of a place from `room`.
     fn items(&mut self, place: &Place, count: usize) -> &mut [Item] {
         match *place {
             Place::Inline => &mut self.inline.0[..count],
             Place::Table { start } => {
                 let table = self.table().cast::<Item>();
-                // SAFETY: the table has the ring's capacity, is zeroed at first, and the ring reserves within;
-                // no launch that is not over reads these.
+                // SAFETY: the table has the ring's capacity, is zeroed at first, and the ring
+                // reserves within; no launch in flight reads these items.
                 unsafe { std::slice::from_raw_parts_mut(table.add(start), count) }
             }
         }
     }
 
-    /// The first `count` pairs of a place that `room` gave for as many.
+    /// Returns the first `count` pairs of a place from `room`.
     fn pairs(&mut self, place: &Place, count: usize) -> &mut [Pair] {
         let items = self.items(place, room_of_pairs(count));
-        // SAFETY: the items' memory is as long, aligned for more, and any bytes are valid for both types.
+        // SAFETY: the items' memory is as long, aligned at least as strictly, and any bytes are
+        // valid for both types.
         unsafe { std::slice::from_raw_parts_mut(items.as_mut_ptr().cast(), count) }
     }
 
-    /// Gives back the room that was not used.
+    /// Returns unused room.
     fn give_back(&mut self, place: &Place, reserved: usize, used: usize) {
         if matches!(place, Place::Table { .. }) {
             self.ring.trim(reserved, used);
@@ -356,8 +360,8 @@ impl CudaQueue {
             }
         };
         let launch = Launch::new(filled, form, bases);
-        // SAFETY: the items are ranges that whoever started the copy keeps valid until the ticket is
-        // done, and so long the ring keeps the table's part.
+        // SAFETY: the caller of the copy keeps the ranges in the items valid until the ticket is
+        // done, and the ring keeps the table's part as long.
         let code = unsafe { launch.start(&self.context, &items, self.stream.raw)? };
         self.check(code, "launching the copy kernel")
     }
@@ -407,7 +411,7 @@ impl Queue for CudaQueue {
     unsafe fn copy(&mut self, from: &[Range], to: &[Range]) -> Result<Ticket, Error> {
         let (sources, targets) = (List::<Ranges>::new(from), List::<Ranges>::new(to));
         let count = sources.places().max(targets.places());
-        // Where one side lies together there is no need to walk along both.
+        // If one side is contiguous, only the other has to be walked.
         let quick = match (from, to) {
             (_, [to]) if is_as_long(from, to) => {
                 self.quick(&sources, &Dense(to.address as u64), count, Bases::NONE)?
@@ -461,7 +465,7 @@ impl Queue for CudaQueue {
 
     unsafe fn run(&mut self, prepared: &Prepared) -> Result<Ticket, Error> {
         let (owner, way) = match &prepared.work {
-            // SAFETY: passed on from the caller.
+            // SAFETY: the caller upholds the same contract.
             Work::Lists(from, to) => return unsafe { self.copy(from, to) },
             Work::Cuda(owner, way) => (owner, way),
         };
@@ -495,7 +499,7 @@ impl Queue for CudaQueue {
     }
 
     fn is_done(&mut self, ticket: Ticket) -> Result<bool, Error> {
-        // A ticket of another queue says nothing about this one.
+        // Tickets of another queue mean nothing here, so the ticket is limited to those issued.
         let ticket = ticket.0.min(self.completion.issued());
         if ticket <= self.completion.done() {
             return Ok(true);
@@ -510,20 +514,25 @@ impl Queue for CudaQueue {
 
 impl Drop for CudaQueue {
     fn drop(&mut self) {
-        // A context that is gone has ended the work on it.
+        // A destroyed context has ended its work.
         if let Ok(_scope) = self.context.enter() {
             let (started, mut turns) = (Instant::now(), 0);
             let is_running = |code| code == sys::NOT_READY || sys::CAPTURE_ERRORS.contains(&code);
             while is_running(self.stream.query()) {
                 if started.elapsed() > PATIENCE {
                     let context = &self.context;
-                    tracing::error!("a copy on {context:?} does not end: its memory is kept");
+                    // Logged once for each queue: this is its end.
+                    tracing::error!(
+                        remedy =
+                            "see why the GPU hangs (dmesg, nvidia-smi) and restart the process",
+                        "a copy on {context:?} does not end: its memory is kept"
+                    );
                     return;
                 }
                 give_way(&mut turns);
             }
         }
-        // SAFETY: here and only here; nothing on the stream uses them any more.
+        // SAFETY: dropped here and only here; nothing on the stream uses them any more.
         unsafe {
             ManuallyDrop::drop(&mut self.tables);
             ManuallyDrop::drop(&mut self.held);

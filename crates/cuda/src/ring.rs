@@ -1,4 +1,4 @@
-//! Pure: room for work in a ring of memory.
+//! Allocates room for work in a ring of memory. Pure.
 
 /// Room in a ring of items: reserved at the head, freed at the tail, in order.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ impl Ring {
         }
     }
 
-    /// Where `count` items lie together; none while there is no such room.
+    /// Reserves `count` adjacent items and returns their position; `None` if there is no room.
     pub(crate) fn reserve(&mut self, count: usize) -> Option<usize> {
         // Blocks of the kernel read eight items at once.
         let count = (count as u64).next_multiple_of(8);
@@ -26,7 +26,8 @@ impl Ring {
             return None;
         }
         if self.head == self.tail {
-            // Nothing is in use. From the start again: that memory is more likely to be in the cache.
+            // Nothing is in use: restarts at the beginning, which is more likely to be in the
+            // cache.
             self.head = self.head.next_multiple_of(self.capacity);
             self.tail = self.head;
         }
@@ -44,12 +45,12 @@ impl Ring {
         usize::try_from(start % self.capacity).ok()
     }
 
-    /// Gives back the end of what was reserved last: `used` of `reserved` items are kept.
+    /// Returns the unused end of the last reservation: keeps `used` of `reserved` items.
     pub(crate) fn trim(&mut self, reserved: usize, used: usize) {
         self.head -= (reserved as u64).next_multiple_of(8) - (used as u64).next_multiple_of(8);
     }
 
-    /// The position to free up to, when what has been reserved until now is no longer used.
+    /// Returns the position to free up to, once everything reserved so far is no longer used.
     pub(crate) fn position(&self) -> u64 {
         self.head
     }
@@ -72,7 +73,7 @@ mod tests {
             steps in proptest::collection::vec((1_usize..40, 0_usize..40, any::<bool>()), 1..200),
         ) {
             let mut ring = Ring::new(64);
-            // Start, end and position of what is in use, oldest first.
+            // Start, end and position of the reservations in use, oldest first.
             let mut used = std::collections::VecDeque::<(usize, usize, u64)>::new();
             for (wanted, trimmed, frees) in steps {
                 if frees && let Some((_, _, position)) = used.pop_front() {

@@ -1,24 +1,24 @@
-//! Pure: the sides of a copy, lists of places or bytes back to back, and what they add up to.
+//! The sides of a copy: lists of places or contiguous bytes, and their totals. Pure.
 
 use crate::error::Error;
 use crate::{Entry, Range};
 
-/// Addresses have so many bits: in an item, the length of the range has the rest.
+/// Number of address bits: in an item, the length of the range has the rest.
 pub(crate) const ADDRESS_BITS: u32 = 48;
 
-/// Places that are looked at together: a loop over as many as the compiler knows of is made of vectors only.
+/// Number of places processed together: the compiler vectorises a loop of known length completely.
 pub(crate) const BLOCK: usize = 64;
 
-/// Which side of a list's elements is meant.
+/// Selects one side of a list's elements.
 pub(crate) trait View {
     type Of: 'static;
-    /// Whether places are worth an attempt at pairs.
+    /// Whether laying out pairs is worth an attempt.
     const CAN_PAIR: bool = true;
     fn start(of: &Self::Of) -> u64;
     fn len(of: &Self::Of) -> u64;
 }
 
-/// Ranges, as they are.
+/// Ranges themselves.
 pub(crate) struct Ranges;
 /// The sources of entries.
 pub(crate) struct Sources;
@@ -39,7 +39,7 @@ impl View for Ranges {
 
 impl View for Sources {
     type Of = Entry;
-    /// Reading an entry costs more than writing half an item less.
+    /// Reading an entry costs more than the shorter output saves.
     const CAN_PAIR: bool = false;
     #[inline]
     fn start(of: &Entry) -> u64 {
@@ -53,7 +53,7 @@ impl View for Sources {
 
 impl View for Targets {
     type Of = Entry;
-    /// Reading an entry costs more than writing half an item less.
+    /// Reading an entry costs more than the shorter output saves.
     const CAN_PAIR: bool = false;
     #[inline]
     fn start(of: &Entry) -> u64 {
@@ -65,23 +65,23 @@ impl View for Targets {
     }
 }
 
-/// A list's sum.
+/// The total of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Measure {
     pub(crate) bytes: u64,
     pub(crate) count: usize,
 }
 
-/// Adds a list up, and checks that every address fits an item.
+/// Adds up a list, and checks that every address fits an item.
 pub(crate) fn measure<V: View>(list: &[V::Of]) -> Result<Measure, Error> {
     let (mut bytes, mut ends) = (0_u64, 0_u64);
-    // So few lengths that fit an item cannot overflow; those that do not fit are refused below.
+    // So few lengths that fit an item cannot overflow; others are refused below.
     for part in list.chunks(1 << 15) {
         let mut sum = 0_u64;
         for place in part {
             let (start, len) = (V::start(place), V::len(place));
-            // The highest bit of all is the highest bit of any. An end that wraps has a high start or
-            // length.
+            // The highest bit of all is the highest bit of any. An end that wraps has a high start
+            // or length.
             ends |= start | len | start.wrapping_add(len);
             sum = sum.wrapping_add(len);
         }
@@ -96,40 +96,41 @@ pub(crate) fn measure<V: View>(list: &[V::Of]) -> Result<Measure, Error> {
     })
 }
 
-/// One side of a copy: a place to continue from.
+/// One side of a copy, with a current position.
 pub(crate) trait Side {
-    /// Whether it has no places of its own: it goes on for as long as the other side does.
+    /// Whether it has no places of its own: it extends as far as the other side.
     const IS_DENSE: bool;
     /// Whether [`pair_up`] is worth an attempt.
     const CAN_PAIR: bool;
 
-    /// Where the next bytes are, and how many lie there together.
+    /// Returns the address of the next bytes, and how many are contiguous.
     fn next(&self) -> (u64, u64);
-    /// Goes on by at most as many bytes as lie together.
+    /// Advances by at most as many bytes as are contiguous.
     fn advance(&mut self, bytes: u64);
-    /// An upper bound of the places left.
+    /// Returns an upper bound of the places left.
     fn places(&self) -> usize;
 
-    /// How many places lie ahead whole.
+    /// Returns the number of complete places ahead.
     fn whole(&self) -> usize;
-    /// The start and length of each of the next `count` of these. A dense side gives where it is.
+    /// Returns the start and length of each of the next `count` complete places. A dense side
+    /// returns its position.
     fn ahead(&self, count: usize) -> impl Iterator<Item = (u64, u64)>;
 
-    /// Some of these, [`BLOCK`] together.
+    /// [`BLOCK`] complete places together.
     type Block: Copy;
-    /// The block that begins with place `first`. A dense side has places of `len`.
+    /// Returns the block that begins with place `first`. A dense side has places of `len`.
     fn block(&self, first: usize, len: u64) -> Self::Block;
-    /// The start and length of one place of a block.
+    /// Returns the start and length of one place of a block.
     fn of_block(block: Self::Block, i: usize) -> (u64, u64);
-    /// Goes on by `count` of these, `bytes` in all.
+    /// Advances by `count` complete places, `bytes` in all.
     fn skip(&mut self, count: usize, bytes: u64);
 }
 
-/// A list of places, one after the other.
+/// A list of places in order.
 pub(crate) struct List<'a, V: View> {
-    /// What is left of it; the first place is not empty.
+    /// The rest of the list; its first place is not empty.
     rest: &'a [V::Of],
-    /// How much of the first place is done; less than its length.
+    /// Progress in the first place; less than its length.
     offset: u64,
 }
 
@@ -210,7 +211,7 @@ impl<'a, V: View> Side for List<'a, V> {
     }
 }
 
-/// Bytes that lie back to back: the pinned side.
+/// Contiguous bytes: the pinned side.
 pub(crate) struct Dense(pub(crate) u64);
 
 impl Side for Dense {
@@ -237,7 +238,7 @@ impl Side for Dense {
         std::iter::repeat((self.0, u64::MAX))
     }
 
-    /// Where it begins, and how long each place is.
+    /// The start, and the length of each place.
     type Block = (u64, u64);
 
     #[inline(always)]

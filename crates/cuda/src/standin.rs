@@ -18,11 +18,11 @@ use crate::{Current, Device, Entry, Path, Queue, Range, Ticket};
 /// Copies in flight on one queue; as many as on a real one.
 const TICKETS: u64 = crate::completion::TICKETS as u64;
 
-/// Acts as a device whose memory is ordinary host memory, so that everything above can be tested without a
-/// GPU.
+/// Acts as a device whose memory is ordinary host memory, so that everything above can be tested
+/// without a GPU.
 ///
-/// Each queue has a thread that does the copies in order, each after a small pseudo-random delay: whoever
-/// takes a copy for done before it is, sees the old bytes.
+/// Each queue has a thread that performs the copies in order, each after a small pseudo-random
+/// delay: code that treats a copy as done too early sees the old bytes.
 #[derive(Debug)]
 pub struct StandIn {
     seed: u64,
@@ -34,28 +34,28 @@ pub struct StandIn {
 }
 
 impl StandIn {
-    /// A stand-in whose delays follow from `seed`.
+    /// Creates a stand-in whose delays are derived from `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(1);
         Self {
             seed,
             fails_after: None,
-            // Odd, as no context's address is.
+            // Odd, unlike the address of any context.
             identity: NEXT.fetch_add(2, Ordering::Relaxed),
             queues: AtomicU64::new(0),
             place: None,
         }
     }
 
-    /// Has the stand-in say that it sits at this PCI address, on this NUMA node.
+    /// Makes the stand-in report this PCI address and NUMA node.
     #[must_use]
     pub fn at(mut self, pci_bus_id: impl Into<String>, numa_node: u32) -> Self {
         self.place = Some((pci_bus_id.into(), numa_node));
         self
     }
 
-    /// Each queue made from now on fails for good after `copies` copies.
+    /// Makes each queue created from now on fail permanently after `copies` copies.
     #[must_use]
     pub fn failing_after(mut self, copies: u64) -> Self {
         self.fails_after = Some(copies);
@@ -72,7 +72,7 @@ impl Device for StandIn {
         let worker = Worker {
             done: Arc::clone(&done),
             faults: Arc::clone(&faults),
-            // Never zero, where the generator would stay.
+            // Never zero, which the generator would keep for ever.
             random: (self.seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15)) | 1,
             copies_left: self.fails_after,
         };
@@ -123,14 +123,14 @@ impl Device for StandIn {
     }
 }
 
-/// Faults that a queue remembers: more than copies can be under way.
+/// Maximum faults that a queue remembers: more than copies can be in flight.
 const MAX_FAULTS: usize = 4 * TICKETS as usize;
 
-/// Copies as `std::ptr::copy` does; says whether all of the memory was mapped, where the system
-/// lets a process ask that.
+/// Copies as `std::ptr::copy` does; returns whether all of the memory was mapped, if the system
+/// lets a process check that.
 ///
 /// # Safety
-/// Whatever is mapped at `from` may be read, and whatever is mapped at `to` may be overwritten.
+/// Memory mapped at `from` may be read, and memory mapped at `to` may be overwritten.
 unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> bool {
     let part = |address: *mut u8| libc::iovec {
         iov_base: address.cast(),
@@ -152,7 +152,7 @@ unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> bool {
             }
         }
     }
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller upholds the same contract.
     unsafe { std::ptr::copy(from, to, len) };
     true
 }
@@ -164,7 +164,7 @@ const FAILED: u64 = 1 << 63;
 type Run = (u64, u64, u64);
 
 struct StandInQueue {
-    /// Both are there until the drop.
+    /// Both are present until `drop`.
     work: Option<mpsc::Sender<Vec<Run>>>,
     thread: Option<JoinHandle<()>>,
     /// The last ticket done, and `FAILED`.
@@ -275,12 +275,16 @@ impl Queue for StandInQueue {
 
 impl Drop for StandInQueue {
     fn drop(&mut self) {
-        // Ends the thread after what it has been given.
+        // Ends the thread once it has done its queued work.
         self.work = None;
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("a stand-in's thread ended by a panic");
+            // Logged once for each queue: this is its end.
+            tracing::error!(
+                remedy = "report this with what the thread has written to stderr",
+                "a stand-in's thread ended by a panic"
+            );
         }
     }
 }
@@ -307,12 +311,13 @@ impl Worker {
             for (from, to, len) in runs {
                 let from = std::ptr::with_exposed_provenance::<u8>(from as usize);
                 let to = std::ptr::with_exposed_provenance_mut::<u8>(to as usize);
-                // SAFETY: whoever started the copy lets both ranges be used until it is done.
+                // SAFETY: the caller that started the copy allows the use of both ranges until it
+                // is done.
                 is_whole &= unsafe { copy(from, to, len as usize) };
             }
             if !is_whole {
                 let mut faults = self.faults.lock();
-                // Whoever asks does so soon.
+                // Callers poll soon after, so old faults can be dropped.
                 if faults.len() == MAX_FAULTS {
                     faults.pop_front();
                 }
@@ -322,7 +327,7 @@ impl Worker {
         }
     }
 
-    /// Mostly short, sometimes long, seldom none.
+    /// Waits: mostly briefly, sometimes long, seldom not at all.
     fn delay(&mut self) {
         // Marsaglia's xorshift.
         self.random ^= self.random << 13;

@@ -1,4 +1,4 @@
-//! A stream of our own.
+//! A CUDA stream owned by this crate.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use crate::context::{Context, log};
 use crate::error::Error;
 use crate::sys;
 
-/// A stream that does not wait for the default stream, nor that for it.
+/// A stream that neither waits for the default stream nor makes it wait.
 #[derive(Debug)]
 pub(crate) struct Stream {
     context: Arc<Context>,
@@ -26,18 +26,19 @@ impl Stream {
         })
     }
 
-    /// Whether there is still work on it. The context must be current.
+    /// Returns whether work is left on the stream. The context must be current.
     pub(crate) fn query(&self) -> sys::Code {
-        // SAFETY: our own stream.
+        // SAFETY: the stream belongs to this value.
         unsafe { (self.context.api.stream_query)(self.raw) }
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // A context that is gone has taken it along.
+        // A destroyed context has destroyed its streams.
         if let Ok(_scope) = self.context.enter() {
-            // SAFETY: our own stream; the driver lets work that is still on it go on.
+            // SAFETY: the stream belongs to this value; the driver lets its remaining work
+            // continue.
             let code = unsafe { (self.context.api.stream_destroy)(self.raw) };
             log(self.context.api, code, "closing a stream");
         }

@@ -1,12 +1,12 @@
-//! The CUDA driver's interface, by its oldest entry points that do the job, found at run time.
+//! The CUDA driver's interface, by its oldest suitable entry points, resolved at run time.
 //!
-//! Written by hand rather than taken from a binding crate: those end the process when the library or a
-//! function is missing, and cannot ask whether the library *is already loaded*, which [`crate::locate`]
-//! needs.
+//! Written by hand instead of taken from a binding crate: such crates end the process if the
+//! library or a function is missing, and cannot check whether the library *is already loaded*,
+//! which [`crate::locate`] needs.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 
@@ -40,10 +40,10 @@ pub(crate) const ILLEGAL_ADDRESS: Code = 700;
 pub(crate) const CONTEXT_IS_DESTROYED: Code = 709;
 pub(crate) const SYSTEM_DRIVER_MISMATCH: Code = 803;
 
-/// The family of errors about graphs that are being captured.
+/// The errors about graphs that are being captured.
 pub(crate) const CAPTURE_ERRORS: std::ops::RangeInclusive<Code> = 900..=908;
 
-/// `CUstreamCaptureMode`: calls that concern other streams are nobody's business.
+/// `CUstreamCaptureMode`: calls on other streams do not affect a capture.
 pub(crate) const CAPTURE_RELAXED: c_int = 2;
 
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
@@ -52,10 +52,10 @@ pub(crate) const HOST_PORTABLE: c_uint = 1;
 pub(crate) const HOST_DEVICEMAP: c_uint = 2;
 
 /// `CUpointer_attribute`.
-pub(crate) const POINTER_CONTEXT: c_int = 1;
-pub(crate) const POINTER_MEMORY_TYPE: c_int = 2;
-pub(crate) const POINTER_IS_MANAGED: c_int = 8;
-pub(crate) const POINTER_DEVICE_ORDINAL: c_int = 9;
+pub(crate) const POINTER_CONTEXT: PointerAttribute = PointerAttribute(1);
+pub(crate) const POINTER_MEMORY_TYPE: PointerAttribute = PointerAttribute(2);
+pub(crate) const POINTER_IS_MANAGED: PointerAttribute = PointerAttribute(8);
+pub(crate) const POINTER_DEVICE_ORDINAL: PointerAttribute = PointerAttribute(9);
 /// `CUmemorytype`: memory of a device.
 pub(crate) const MEMORY_TYPE_DEVICE: c_uint = 2;
 
@@ -63,12 +63,12 @@ pub(crate) const MEMORY_TYPE_DEVICE: c_uint = 2;
 pub(crate) const ATTRIBUTE_MAJOR: c_int = 75;
 pub(crate) const ATTRIBUTE_MINOR: c_int = 76;
 
-// Memory of one process mapped by another: `ipc`.
+// For memory of one process mapped by another: `ipc`.
 pub(crate) type MemPool = *mut c_void;
 pub(crate) type MemHandle = u64;
-pub(crate) const POINTER_IS_LEGACY_IPC_CAPABLE: c_int = 10;
-pub(crate) const POINTER_ALLOWED_HANDLE_TYPES: c_int = 14;
-pub(crate) const POINTER_MEMPOOL_HANDLE: c_int = 17;
+pub(crate) const POINTER_IS_LEGACY_IPC_CAPABLE: PointerAttribute = PointerAttribute(10);
+pub(crate) const POINTER_ALLOWED_HANDLE_TYPES: PointerAttribute = PointerAttribute(14);
+pub(crate) const POINTER_MEMPOOL_HANDLE: PointerAttribute = PointerAttribute(17);
 /// `CUipcMem_flags`: the only one there is.
 pub(crate) const IPC_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 /// `CUmemAllocationHandleType`: a file descriptor.
@@ -88,7 +88,7 @@ pub(crate) struct AccessDescription {
 }
 
 impl AccessDescription {
-    /// Lets a device read and write.
+    /// Grants a device read and write access.
     pub(crate) fn read_write(device: Device) -> Self {
         const LOCATION_DEVICE: c_int = 1;
         const READ_WRITE: c_int = 3;
@@ -105,9 +105,9 @@ macro_rules! api {
         /// The driver's functions.
         pub(crate) struct Api {
             $(pub(crate) $field: unsafe extern "C" fn($($argument),*) -> Code,)*
-            /// Names a context for as long as the process lives; since CUDA 12.0.
+            /// Returns an id that is unique in the process; since CUDA 12.0.
             pub(crate) ctx_get_id: Option<unsafe extern "C" fn(Context, *mut u64) -> Code>,
-            /// What this thread may do while somebody captures a graph; since CUDA 10.1.
+            /// Sets what this thread may do while a graph is captured; since CUDA 10.1.
             pub(crate) exchange_capture_mode: Option<unsafe extern "C" fn(*mut c_int) -> Code>,
         }
 
@@ -190,7 +190,7 @@ api! {
     graph_exec_destroy = "cuGraphExecDestroy"(GraphExec);
     graph_destroy = "cuGraphDestroy"(Graph);
 
-    // Memory of one process mapped by another: `ipc`.
+    // For memory of one process mapped by another: `ipc`.
     device_get_uuid = "cuDeviceGetUuid_v2"(*mut [u8; 16], Device);
     device_can_access_peer = "cuDeviceCanAccessPeer"(*mut c_int, Device, Device);
     device_get_default_mem_pool = "cuDeviceGetDefaultMemPool"(*mut MemPool, Device);
@@ -214,7 +214,38 @@ api! {
     mem_pool_destroy = "cuMemPoolDestroy"(MemPool);
 }
 
+/// An attribute of an address (`CUpointer_attribute`) whose value has at most eight bytes.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct PointerAttribute(c_int);
+
 impl Api {
+    /// Asks the driver what it knows of an address. Each value is in the lowest bytes of its place,
+    /// as many as the attribute has; the others are 0.
+    pub(crate) fn pointer_attributes<const N: usize>(
+        &self,
+        address: usize,
+        attributes: [PointerAttribute; N],
+    ) -> Result<[u64; N], Code> {
+        let mut values = [0; N];
+        let places: [*mut c_void; N] = values.each_mut().map(|value| (&raw mut *value).cast());
+        // SAFETY: no value is larger than its place, as the type of attributes promises. The driver
+        // only looks the address up.
+        let code = unsafe {
+            (self.pointer_get_attributes)(
+                N as c_uint,
+                attributes.as_ptr().cast(),
+                places.as_ptr(),
+                address as DevicePtr,
+            )
+        };
+        if code == SUCCESS {
+            Ok(values)
+        } else {
+            Err(code)
+        }
+    }
+
     /// Turns a result into an error that says what was `asked`.
     pub(crate) fn check(&self, code: Code, asked: &'static str) -> Result<(), Error> {
         if code == SUCCESS {
@@ -223,11 +254,12 @@ impl Api {
         Err(self.error(code, asked))
     }
 
-    /// The error for a code other than success.
+    /// Returns the error for a code other than success.
     #[cold]
     pub(crate) fn error(&self, code: Code, asked: &'static str) -> Error {
         let mut text: *const c_char = std::ptr::null();
-        // SAFETY: the driver stores a pointer to a constant of its own, or null, and it is never unloaded.
+        // SAFETY: the driver stores a pointer to a constant of its own, or null, and it is never
+        // unloaded.
         let name = unsafe {
             (self.get_error_name)(code, &mut text);
             if text.is_null() {
@@ -245,7 +277,7 @@ impl Api {
     }
 }
 
-/// What to do about a failure of the driver.
+/// Returns the remedy for a failure of the driver.
 fn advice(code: Code) -> &'static str {
     match code {
         INVALID_VALUE | INVALID_HANDLE => {
@@ -253,7 +285,7 @@ fn advice(code: Code) -> &'static str {
         }
         OUT_OF_MEMORY => "Free memory of the device, or lower what other programs use of it",
         NOT_INITIALIZED | DEINITIALIZED => {
-            "The process is ending, or was forked from one that uses CUDA: start it anew instead"
+            "The process is ending, or was forked from one that uses CUDA: start a new process instead"
         }
         STUB_LIBRARY => {
             "The libcuda that was found is the toolkit's stub: take its folder out of LD_LIBRARY_PATH"
@@ -263,7 +295,7 @@ fn advice(code: Code) -> &'static str {
         }
         UNSUPPORTED_PTX => "The driver is too old: install driver 520 (CUDA 11.8) or later",
         ILLEGAL_ADDRESS => {
-            "A kernel of this process touched memory that is not there: keep registered memory until its transfers \
+            "A kernel of this process accessed unmapped memory: keep registered memory until its transfers \
              are done; compute-sanitizer finds the kernel. The process must be restarted"
         }
         SYSTEM_DRIVER_MISMATCH => {
@@ -275,34 +307,68 @@ fn advice(code: Code) -> &'static str {
 
 static API: OnceLock<Api> = OnceLock::new();
 
-/// The process in which CUDA was first seen at work; zero before that.
+/// The process in which CUDA was first used; zero before that.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Notes that CUDA works in this process.
+/// Records that CUDA works in this process.
 pub(crate) fn set_owner() {
     if OWNER.load(Ordering::Relaxed) == 0 {
         OWNER.store(std::process::id(), Ordering::Relaxed);
     }
 }
 
-/// Whether this process was forked from one in which CUDA was at work, so that it cannot be here.
+/// Returns whether this process was forked from one that used CUDA, so that CUDA cannot work here.
 pub(crate) fn is_forked() -> bool {
     let owner = OWNER.load(Ordering::Relaxed);
     owner != 0 && owner != std::process::id()
 }
 
-/// The driver, if the process has loaded it already.
+/// Returns the driver, if the process has loaded it already.
 pub(crate) fn loaded() -> Result<Option<&'static Api>, Error> {
+    /// Number of libraries loaded when the driver was found missing; zero before that.
+    static MISSED_AT: AtomicU64 = AtomicU64::new(0);
     if let Some(api) = API.get() {
         return Ok(Some(api));
     }
+    // The loader searches all folders for a missing library, which takes longer than the rest of
+    // registering memory. The answer can change only if another library was loaded.
+    let loads = library_loads();
+    if loads != 0 && MISSED_AT.load(Ordering::Relaxed) == loads {
+        return Ok(None);
+    }
     match open(RTLD_LAZY | RTLD_LOCAL | libc::RTLD_NOLOAD) {
         Ok(library) => resolve(library).map(Some),
-        Err(_) => Ok(None),
+        Err(_) => {
+            MISSED_AT.store(loads, Ordering::Relaxed);
+            Ok(None)
+        }
     }
 }
 
-/// The driver, loaded and initialised.
+/// Counts the libraries that this process has ever loaded. The loader holds its lock while it
+/// counts, so that a counted library can be found.
+fn library_loads() -> u64 {
+    unsafe extern "C" fn first(
+        info: *mut libc::dl_phdr_info,
+        size: usize,
+        loads: *mut c_void,
+    ) -> c_int {
+        let field = std::mem::offset_of!(libc::dl_phdr_info, dlpi_adds);
+        if size >= field + size_of::<c_ulonglong>() {
+            // SAFETY: the loader passes a description that has the field, and `loads` is the local
+            // below.
+            unsafe { *loads.cast::<u64>() = (*info).dlpi_adds };
+        }
+        // Stops here: the count is the same in every description.
+        1
+    }
+    let mut loads = 0u64;
+    // SAFETY: the callback writes only to the local, during the call.
+    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut loads).cast()) };
+    loads
+}
+
+/// Returns the driver, loaded and initialised.
 pub(crate) fn initialised() -> Result<&'static Api, Error> {
     if is_forked() {
         return Err(Error::Forked);
@@ -323,7 +389,7 @@ pub(crate) fn initialised() -> Result<&'static Api, Error> {
 }
 
 fn open(flags: c_int) -> Result<Library, String> {
-    // SAFETY: the driver's initialisers are made to run in any process that loads it.
+    // SAFETY: the driver's initialisers may run in any process that loads it.
     unsafe { Library::open(Some("libcuda.so.1"), flags) }.map_err(|error| match error {
         libloading::Error::DlOpen { source, .. } => source.to_string(),
         other => other.to_string(),
@@ -331,9 +397,35 @@ fn open(flags: c_int) -> Result<Library, String> {
 }
 
 fn resolve(library: Library) -> Result<&'static Api, Error> {
-    // SAFETY: the library that goes by this name is the CUDA driver.
+    // SAFETY: the library of this name is the CUDA driver.
     let api = unsafe { Api::resolve(&library)? };
-    // Never unloaded: the functions must stay where they are.
+    // Never unloaded: the functions must stay valid.
     std::mem::forget(library);
     Ok(API.get_or_init(|| api))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Otherwise a driver that is loaded later would not be found.
+    #[test]
+    fn a_library_that_is_loaded_is_counted() {
+        // Parts of the C library that have moved elsewhere: files that few programs load.
+        let rare = ["libutil.so.1", "librt.so.1", "libanl.so.1", "libdl.so.2"];
+        let open = |name: &str, flags: c_int| {
+            // SAFETY: these initialisers do nothing.
+            unsafe { Library::open(Some(name), flags) }
+        };
+        let is_loaded = |name: &str| open(name, RTLD_LAZY | libc::RTLD_NOLOAD).is_ok();
+        let before = library_loads();
+        assert_ne!(before, 0);
+        let Some(name) = rare.into_iter().find(|name| !is_loaded(name)) else {
+            return;
+        };
+        let Ok(_library) = open(name, RTLD_LAZY) else {
+            return;
+        };
+        assert!(library_loads() > before);
+    }
 }

@@ -1,18 +1,18 @@
-//! Pure: how lists of ranges become items, the work of the kernel.
+//! Lays out lists of ranges as items, the work of the kernel. Pure.
 
 use crate::side::{ADDRESS_BITS, Side};
 
-/// Longer ranges are cut, so that one of them among many short ones does not make the grid of a launch,
-/// which is as high as its longest item, mostly empty.
+/// Maximum length of an item. Longer ranges are cut: the grid of a launch is as high as its longest
+/// item, and one long range among many short ones would leave it mostly empty.
 pub(crate) const CUT: u64 = 32 << 10;
 
 /// One range to copy, as `kernels/copy.cu` reads it: one 16-byte load.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Item {
-    /// Where from, in the low 48 bits; the length, in the high 16.
+    /// The source, in the low 48 bits; the length, in the high 16.
     from_and_len: u64,
-    /// Where to.
+    /// The target.
     to: u64,
 }
 
@@ -36,20 +36,20 @@ impl Item {
     }
 }
 
-/// What was laid out in a table.
+/// The result of laying out a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Filled {
-    /// How many items.
+    /// Number of items.
     pub(crate) items: usize,
-    /// How many bytes they copy.
+    /// Number of bytes they copy.
     pub(crate) bytes: u64,
-    /// No item is longer.
+    /// Upper bound of the length of an item.
     pub(crate) longest: u64,
 }
 
-/// Lays out one item for each place, as nearly every list allows: without looking at any twice, and
-/// without a branch. None if some place does not allow it (it is too long, differs in length from its
-/// counterpart, or has an address that does not fit): then `items` is of no use.
+/// Lays out one item for each place, which works for nearly every list: in one pass and without a
+/// branch. Returns `None`, and leaves `items` unspecified, if a place does not allow it (it is too
+/// long, differs in length from its counterpart, or has an address that does not fit).
 pub(crate) fn pack<F: Side, T: Side>(from: &F, to: &T, items: &mut [Item]) -> Option<Filled> {
     with_wide_vectors(
         #[inline(always)]
@@ -57,8 +57,8 @@ pub(crate) fn pack<F: Side, T: Side>(from: &F, to: &T, items: &mut [Item]) -> Op
     )
 }
 
-/// Runs `work`, once it is inlined here, with the widest vectors that the processor has: they halve the
-/// time, which is most of what starting a long list costs.
+/// Runs `work`, inlined here, with the widest vectors of the processor: they halve the time, which
+/// is most of the cost of starting a long list.
 pub(crate) fn with_wide_vectors<R>(work: impl FnOnce() -> R) -> R {
     #[cfg(target_arch = "x86_64")]
     {
@@ -71,7 +71,7 @@ pub(crate) fn with_wide_vectors<R>(work: impl FnOnce() -> R) -> R {
             work()
         }
         if is_x86_feature_detected!("avx512f") {
-            // SAFETY: the processor has what the function is compiled for.
+            // SAFETY: the processor supports the features that the function is compiled for.
             return unsafe { avx512(work) };
         }
         if is_x86_feature_detected!("avx2") {
@@ -119,7 +119,7 @@ fn pack_items<F: Side, T: Side>(from: &F, to: &T, items: &mut [Item]) -> Option<
     })
 }
 
-/// Both sides of a copy, with what is left of it.
+/// Both sides of a copy, with their progress.
 pub(crate) struct Walk<F, T> {
     from: F,
     to: T,
@@ -136,12 +136,12 @@ impl<F: Side, T: Side> Walk<F, T> {
         }
     }
 
-    /// Bytes left.
+    /// Returns the bytes left.
     pub(crate) fn left(&self) -> u64 {
         self.left
     }
 
-    /// At most this many items are left.
+    /// Returns an upper bound of the items left.
     pub(crate) fn most_items(&self) -> usize {
         let runs = self.from.places() + self.to.places();
         runs.saturating_add(usize::try_from(self.left / CUT).unwrap_or(usize::MAX))
@@ -171,7 +171,7 @@ impl<F: Side, T: Side> Walk<F, T> {
         filled
     }
 
-    /// The next bytes, of at most `most`, that lie together on both sides.
+    /// Returns the next bytes, at most `most`, that are contiguous on both sides.
     pub(crate) fn next_run(&mut self, most: u64) -> Option<(u64, u64, u64)> {
         if self.left == 0 {
             return None;
@@ -194,7 +194,7 @@ mod tests {
     use crate::side::{Dense, List, Measure, Ranges, Sources, Targets, measure};
     use crate::{Entry, Range};
 
-    /// Items as (from, to, len), with what was left over after the last call.
+    /// Returns items as (from, to, len), including those left over after the last call.
     fn all<F: Side, T: Side>(mut walk: Walk<F, T>, room: usize) -> Vec<(u64, u64, u64)> {
         let mut found = Vec::new();
         let mut items = vec![Item::default(); room];
@@ -217,7 +217,7 @@ mod tests {
         found
     }
 
-    /// Where each byte comes from and goes to.
+    /// Lists where each byte comes from and goes to.
     fn bytes(items: &[(u64, u64, u64)]) -> Vec<(u64, u64)> {
         let each = |&(from, to, len): &(u64, u64, u64)| (0..len).map(move |i| (from + i, to + i));
         items.iter().flat_map(each).collect()
@@ -251,7 +251,7 @@ mod tests {
         #[test]
         fn two_lists_pair_byte_by_byte(from in ranges(), mut to in ranges(), room in 1_usize..40) {
             let total = measure::<Ranges>(&from)?.bytes;
-            // Makes both equally long.
+            // Makes both lists equally long.
             let mut left = total as usize;
             for range in &mut to {
                 range.len = range.len.min(left);

@@ -1,5 +1,5 @@
-//! Everything that `gpu_probe` checks on a GPU, on a driver made of ordinary memory
-//! (`fake/driver.cpp`), which runs the source of the real kernels on the CPU.
+//! Runs every check of `gpu_probe` on a driver made of ordinary memory (`fake/driver.cpp`), which
+//! executes the source of the real kernels on the CPU.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -40,7 +40,7 @@ fn driver() -> &'static Path {
     })
 }
 
-/// Runs the probe with the driver: whether it succeeds, and all that it prints.
+/// Runs the probe with the driver; returns whether it succeeds, and its output.
 fn run(arguments: &[&str], environment: &[(&str, &str)]) -> (bool, String) {
     let output = Command::new(example())
         .args(arguments)
@@ -114,7 +114,7 @@ fn a_failure_is_reported_and_survived() {
 
 const SAME_HOST: [&str; 2] = ["--same-host", "--check-only"];
 
-/// The text of the error that ends a run of two processes.
+/// Returns the error text that ends a run of two processes.
 fn same_host_error(owner: &[&str], environment: &[(&str, &str)]) -> String {
     let (is_right, printed) = run(&[&SAME_HOST, owner].concat(), environment);
     assert!(!is_right, "{owner:?} {environment:?}:\n{printed}");

@@ -1,4 +1,4 @@
-//! The stand-in does what a device does: every byte, in order, later.
+//! Checks that the stand-in copies every byte, in order and with a delay, as a device does.
 
 use std::sync::Arc;
 
@@ -75,9 +75,9 @@ proptest! {
         let mut target = filled(!seed as u8);
         let mut expected = target.clone();
 
-        // In order: the scatter sends on what the gather has brought.
+        // In order: the scatter copies on what the gather has fetched.
         let target_ranges = ranges(&to, target.as_mut_ptr());
-        // SAFETY: all memory lives on, and is not looked at, until the wait is over.
+        // SAFETY: all memory stays valid, and is not accessed, until the wait has ended.
         unsafe {
             pinned.address().write_bytes(0xee, LEN);
             queue.gather(&ranges(&from, source.as_ptr()), pinned.address()).unwrap();
@@ -87,7 +87,7 @@ proptest! {
         let mut brought = picked(&source, &from);
         brought.resize(LEN, 0xee);
         spread(&brought, &to, &mut expected);
-        // SAFETY: no copy is on the way.
+        // SAFETY: no copy is in flight.
         let found = unsafe { std::slice::from_raw_parts(pinned.address(), LEN) };
         prop_assert!(found == brought);
         prop_assert!(target == expected);
@@ -112,7 +112,7 @@ proptest! {
             .iter()
             .map(|&(at, len)| Entry { from: (LEN - at - len) as u32, len: len as u32, to: at as u64 })
             .collect();
-        // SAFETY: all memory lives on, and is not looked at, until the wait is over.
+        // SAFETY: all memory stays valid, and is not accessed, until the wait has ended.
         unsafe {
             let to = ranges(&to, target.as_mut_ptr());
             queue.copy(&ranges(&from, source.as_ptr()), &to).unwrap();
@@ -130,7 +130,7 @@ proptest! {
     }
 }
 
-/// One copy of one byte.
+/// Starts one copy of one byte.
 fn one(queue: &mut dyn Queue, byte: &mut [u8; 2]) -> Result<tcpx_cuda::Ticket, Error> {
     let address = byte.as_mut_ptr().expose_provenance();
     let (from, to) = (
@@ -140,7 +140,7 @@ fn one(queue: &mut dyn Queue, byte: &mut [u8; 2]) -> Result<tcpx_cuda::Ticket, E
             len: 1,
         },
     );
-    // SAFETY: callers keep the bytes until the queue is gone.
+    // SAFETY: callers keep the bytes until the queue is dropped.
     unsafe { queue.copy(&[from], &[to]) }
 }
 
@@ -229,7 +229,7 @@ fn devices_are_told_apart() {
 fn pinned_memory_is_zeroed_and_aligned() {
     let pinned = StandIn::new(1).pin(5000).unwrap();
     assert_eq!((pinned.len(), pinned.address().addr() % 4096), (5000, 0));
-    // SAFETY: ours alone.
+    // SAFETY: nothing else uses the memory.
     let bytes = unsafe { std::slice::from_raw_parts(pinned.address(), pinned.len()) };
     assert!(bytes.iter().all(|byte| *byte == 0));
     assert!(StandIn::new(1).pin(0).unwrap().is_empty());

@@ -1,15 +1,15 @@
-//! What a machine without CUDA sees. Where there is CUDA, only that nothing of it is loaded unasked.
+//! Behaviour on a machine without CUDA. With CUDA, checks only that none of it is loaded unasked.
 
 use tcpx_cuda::{DeviceBuffer, Error, device, devices, locate};
 
-/// Whether the process has loaded the CUDA driver.
+/// Returns whether the process has loaded the CUDA driver.
 fn is_loaded() -> bool {
     std::fs::read_to_string("/proc/self/maps")
         .unwrap()
         .contains("libcuda.so")
 }
 
-// One test, because loading is for the whole process.
+// A single test, because loading affects the whole process.
 #[test]
 fn host_memory_needs_no_cuda_and_errors_say_why_there_is_none() {
     let bytes = vec![0_u8; 100_000];
@@ -31,7 +31,7 @@ fn host_memory_needs_no_cuda_and_errors_say_why_there_is_none() {
                 Err(Error::NoLibrary { .. })
             ));
         }
-        // A driver without a GPU, or one that does not work, says so too.
+        // A driver without a GPU, or a broken one, reports that too.
         Err(error) => assert!(!error.to_string().is_empty()),
         Ok(devices) => {
             let count = devices.len() as u32;

@@ -15,7 +15,7 @@ use nccl_net_tcpx_emu::tables::{HANDLE_BYTES, NetV7};
 
 const WINDOW: usize = 16;
 
-/// What both processes have to agree on.
+/// Parameters that both processes must agree on.
 #[derive(Clone, Copy)]
 struct Workload {
     comms: usize,
@@ -111,7 +111,7 @@ fn send(table: &'static NetV7, workload: Workload) -> Result<(), Box<dyn Error>>
     }
     raw_loop::send_all(&mut senders, bytes, (messages / 10).max(1), WINDOW)?;
     raw_loop::send_all(&mut senders, bytes, messages, WINDOW)?;
-    // The receiver closes the pipe when it has everything.
+    // The receiver closes the pipe when it has received everything.
     pipe.read_to_end(&mut Vec::new())?;
     senders.into_iter().try_for_each(raw_loop::Sender::close)?;
     Ok(())

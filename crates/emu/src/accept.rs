@@ -12,7 +12,7 @@ use crate::settings::Settings;
 use crate::socket::{Listener, Progress, Socket};
 use crate::wire::{GREETING_BYTES, Greeting, Handle};
 
-/// What `listen` returns.
+/// The result of `listen`.
 #[derive(Debug)]
 pub(crate) struct ListenComm {
     pub(crate) flavor: Flavor,
@@ -24,23 +24,23 @@ pub(crate) struct ListenComm {
 
 #[derive(Debug)]
 enum State {
-    /// No accept was called.
+    /// `accept` was not called.
     Listening,
     Accepting(Accepting),
-    /// It has given its connection, or failed.
+    /// The listener has returned its connection, or failed.
     Ended,
 }
 
 #[derive(Debug)]
 struct Accepting {
     gate: Gate,
-    /// Sockets whose greeting is not complete.
+    /// Sockets with an incomplete greeting.
     arriving: Vec<Arriving>,
-    /// The connection that came first; others are turned away.
+    /// The connection that came first; others are refused.
     connection: Option<u64>,
     /// By index: control, then data.
     ready: Vec<Option<Socket>>,
-    /// The other side was told.
+    /// Whether the other side was told.
     complete: bool,
 }
 
@@ -65,7 +65,7 @@ impl ListenComm {
         })
     }
 
-    /// What the other side has to know.
+    /// Returns the handle that the other side needs.
     pub(crate) fn handle(&self) -> Result<Handle, Error> {
         let address = self
             .listener
@@ -77,7 +77,7 @@ impl ListenComm {
         })
     }
 
-    /// One call of `accept`: the link once it stands.
+    /// Performs one call of `accept`: returns the link once it is established.
     pub(crate) fn accept(&mut self, settings: &Settings) -> Result<Option<Link>, Error> {
         if matches!(self.state, State::Ended) {
             return Err(Misuse::AcceptAgain.into());
@@ -101,7 +101,7 @@ impl ListenComm {
         outcome
     }
 
-    /// Whether an accept was begun and has no outcome.
+    /// Returns whether an accept is in progress.
     pub(crate) fn pending(&self) -> bool {
         matches!(self.state, State::Accepting(_))
     }
@@ -146,7 +146,7 @@ impl Accepting {
             match arriving.socket.receive(rest) {
                 Ok(Progress::Moved(n)) => arriving.filled += n,
                 Ok(Progress::Blocked) => {}
-                // Whoever hangs up without a greeting was not a peer.
+                // A client that hangs up without a greeting was not a peer.
                 Ok(Progress::Closed) | Err(_) => continue,
             }
             if arriving.filled < GREETING_BYTES {
@@ -157,7 +157,7 @@ impl Accepting {
         }
     }
 
-    /// Puts a greeted socket into its place.
+    /// Assigns a socket to the place in its greeting.
     fn place(&mut self, arrived: Arriving, flavor: Flavor) -> Result<(), &'static str> {
         let greeting = Greeting::decode(&arrived.greeting).ok_or("not a greeting")?;
         if greeting.plain != (flavor == Flavor::Plain) {
@@ -176,7 +176,7 @@ impl Accepting {
         Ok(())
     }
 
-    /// Tells a waiting connector that all its sockets are here.
+    /// Tells a waiting connector that all its sockets have arrived.
     fn confirm(&self, flavor: Flavor) -> Result<(), Error> {
         let (Flavor::Tcpx, Some(Some(control))) = (flavor, self.ready.first()) else {
             return Ok(());

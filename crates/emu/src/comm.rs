@@ -1,4 +1,4 @@
-//! Comms: what a connection becomes once it stands.
+//! Comms: established connections.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,7 +19,7 @@ pub(crate) struct Link {
     pub(crate) data: Vec<Socket>,
 }
 
-/// What the caller holds as `sendComm` or `recvComm`.
+/// The value behind `sendComm` and `recvComm`.
 #[derive(Debug)]
 pub(crate) enum Comm {
     Send(Box<SendComm>),
@@ -27,29 +27,29 @@ pub(crate) enum Comm {
 }
 
 impl Comm {
-    /// Gives the comm to the caller.
+    /// Passes ownership of the comm to the caller.
     pub(crate) fn into_raw(self, emulator: &Emulator) -> *mut c_void {
         emulator.comms.fetch_add(1, Relaxed);
         Box::into_raw(Box::new(self)).cast()
     }
 
-    /// The comm behind a pointer of the caller's.
+    /// Returns the comm behind a pointer of the caller.
     ///
     /// # Safety
-    /// Null, or an open comm that no other call uses until `'a` ends: data calls on one comm are the
-    /// caller's to serialise.
+    /// Null, or an open comm that no other call uses until `'a` ends: the caller serialises data
+    /// calls on one comm.
     pub(crate) unsafe fn from_raw<'a>(comm: *mut c_void) -> Result<&'a mut Self, Misuse> {
-        // SAFETY: says the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { comm.cast::<Self>().as_mut() }.ok_or(Misuse::Null { what: "the comm" })
     }
 
-    /// Takes the comm back.
+    /// Takes ownership of the comm back and closes it.
     ///
     /// # Safety
     /// As [`Comm::from_raw`], and it is never used again.
     pub(crate) unsafe fn close(emulator: &Emulator, comm: *mut c_void) {
         if !comm.is_null() {
-            // SAFETY: says the caller.
+            // SAFETY: guaranteed by the caller.
             drop(unsafe { Box::from_raw(comm.cast::<Self>()) });
             emulator.comms.fetch_sub(1, Relaxed);
         }
@@ -76,7 +76,7 @@ impl Comm {
         }
     }
 
-    /// `test`: the size once the request is done.
+    /// Performs `test`: returns the size once the request is done.
     pub(crate) fn test(&mut self, request: *mut Request) -> Result<Option<c_int>, Error> {
         match self {
             Self::Send(comm) => comm.test(request),
@@ -85,22 +85,22 @@ impl Comm {
     }
 }
 
-/// What send and receive comms have in common.
+/// Common state of send and receive comms.
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) emulator: &'static Emulator,
     pub(crate) flavor: Flavor,
     pub(crate) memory: Memory,
-    /// Calls of isend or irecv, for `TCPX_EMU_NULL_REQ_EVERY`.
+    /// Number of calls of isend or irecv, for `TCPX_EMU_NULL_REQ_EVERY`.
     posts: u64,
-    /// Once something is broken it stays broken.
+    /// The first failure, which is final.
     failed: Option<Error>,
     /// When the oldest request became complete, for `TCPX_EMU_DELAY_US`.
     complete_since: Option<Instant>,
     pub(crate) counts: Counts,
 }
 
-/// What a comm has done.
+/// Statistics of a comm.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) bytes: u64,
@@ -122,7 +122,7 @@ impl Context {
         }
     }
 
-    /// Whether this isend or irecv is one that returns without a request.
+    /// Returns whether this isend or irecv must return without a request.
     pub(crate) fn null_request(&mut self) -> bool {
         let every = self.emulator.settings.null_request_every;
         self.posts += 1;
@@ -131,18 +131,18 @@ impl Context {
         null
     }
 
-    /// The error that ended this comm, if one did.
+    /// Returns the error that ended this comm, if one did.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.failed.clone().map_or(Ok(()), Err)
     }
 
-    /// Remembers an error that ends the comm.
+    /// Records an error that ends the comm.
     pub(crate) fn fail(&mut self, error: Error) -> Error {
         self.failed = Some(error.clone());
         error
     }
 
-    /// Whether a request that is complete may be reported: after the delay that was asked for.
+    /// Returns whether a completed request may be reported: after the configured delay.
     pub(crate) fn may_report(&mut self) -> bool {
         let delay = self.emulator.settings.delay;
         if delay.is_zero() {
@@ -156,7 +156,7 @@ impl Context {
         due
     }
 
-    /// The peer hung up, or the connection broke.
+    /// Returns the error for a peer that hung up, or a broken connection.
     pub(crate) fn lost(&self, what: &'static str) -> Error {
         match self.flavor {
             Flavor::Tcpx => Error::ControlLost { what },

@@ -1,4 +1,4 @@
-//! `connect`: a state machine that lives behind the caller's handle, at byte 80.
+//! `connect`: a state machine whose state pointer is in the caller's handle, at byte 80.
 //!
 //! ```text
 //!   NULL ──first call──► state pointer ──connected──► USED_UP
@@ -20,16 +20,16 @@ use crate::socket::{Progress, Socket};
 use crate::tables::HANDLE_BYTES;
 use crate::wire::{Greeting, Handle, STATE_AT};
 
-/// What the acceptor answers on the control socket once it has all sockets.
+/// The acceptor's answer on the control socket once it has all sockets.
 pub(crate) const ACCEPTED: [u8; 4] = 0i32.to_le_bytes();
 
 /// How long a refused connect waits before the next attempt.
 const RETRY_AFTER: Duration = Duration::from_millis(1);
 
-/// In place of the state pointer once the handle has connected or failed.
+/// Replaces the state pointer once the handle has connected or failed.
 const USED_UP: usize = usize::MAX;
 
-/// Holds back the outcome for as long as the settings ask.
+/// Delays the outcome as the settings require.
 #[derive(Debug)]
 pub(crate) struct Gate {
     calls: u64,
@@ -44,7 +44,7 @@ impl Gate {
         }
     }
 
-    /// To be asked once for each call: whether the outcome may be told.
+    /// Returns whether the outcome may be reported. Call it once per call of the plugin.
     pub(crate) fn open(&mut self, settings: &Settings) -> bool {
         self.calls += 1;
         self.calls > settings.pending_calls && self.since.elapsed() >= settings.pending
@@ -54,7 +54,7 @@ impl Gate {
 /// Progress of one connect.
 #[derive(Debug)]
 struct Connecting {
-    /// The buffer it was begun with.
+    /// The address of the buffer of the first call.
     home: usize,
     gate: Gate,
     flavor: Flavor,
@@ -69,18 +69,18 @@ struct Connecting {
     ready: Vec<Socket>,
     answer: [u8; 4],
     answered: usize,
-    /// Connected, though not told yet.
+    /// Whether it is connected, though not reported yet.
     complete: bool,
 }
 
-/// Every connect that is under way: a pointer out of a handle is looked up here, never followed.
+/// Every connect in progress: a pointer from a handle is looked up here, never dereferenced.
 static PENDING: Mutex<Vec<(usize, Box<Connecting>)>> = Mutex::new(Vec::new());
 
 fn pending() -> MutexGuard<'static, Vec<(usize, Box<Connecting>)>> {
     PENDING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One call of `connect`: the link once it stands.
+/// Performs one call of `connect`: returns the link once it is established.
 ///
 /// # Safety
 /// `handle` points to 128 bytes that this call may read and write.
@@ -124,11 +124,11 @@ pub(crate) unsafe fn connect(
     outcome
 }
 
-/// Takes a connect in progress out of the list.
+/// Removes a connect in progress from the list.
 fn take(id: usize, home: usize, strict: bool) -> Result<Box<Connecting>, Error> {
     let mut pending = pending();
     let Some(at) = pending.iter().position(|(known, _)| *known == id) else {
-        // It had ended: this is a copy that was made meanwhile.
+        // It has ended: this is a copy of the handle made meanwhile.
         return Err(Misuse::HandleUsed.into());
     };
     if strict && pending[at].1.home != home {
@@ -188,7 +188,7 @@ impl Connecting {
         Ok(self.ready.pop().map(|control| Link { control, data }))
     }
 
-    /// Connects and greets the sockets, one after the other: true when all are there.
+    /// Connects and greets the sockets, one after the other: returns true when all are ready.
     fn dial(&mut self, settings: &Settings) -> Result<bool, Error> {
         while self.ready.len() <= self.handle.sockets {
             if self.retry_at.is_some_and(|at| Instant::now() < at) {
@@ -214,7 +214,7 @@ impl Connecting {
         Ok(true)
     }
 
-    /// A refused connect is tried again; everything else is an error.
+    /// Retries a refused connect; everything else is an error.
     fn retry(&mut self, error: &io::Error, limit: u32) -> Result<(), Error> {
         if error.kind() != ErrorKind::ConnectionRefused || self.retries >= limit {
             return Err(Error::system("connect", error));
@@ -235,7 +235,7 @@ impl Connecting {
             plain: self.flavor == Flavor::Plain,
         }
         .encode();
-        // A fresh socket has room for it whole.
+        // A new socket has room for all of it.
         match socket.send(&greeting) {
             Ok(Progress::Moved(n)) if n == greeting.len() => Ok(()),
             Ok(_) => Err(Error::System {
@@ -246,7 +246,7 @@ impl Connecting {
         }
     }
 
-    /// Whether the other side has accepted. Plain comms are usable before that.
+    /// Returns whether the other side has accepted. Plain comms are usable before that.
     fn confirmed(&mut self) -> Result<bool, Error> {
         if self.flavor == Flavor::Plain {
             return Ok(true);

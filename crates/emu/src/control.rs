@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::socket::{Progress, Socket};
 use crate::wire::{RECORD_BYTES, Record};
 
-/// Records that one system call brings at most.
+/// Maximum records read by one system call.
 const BATCH: usize = 64;
 
 /// Reads records, many at a time.
@@ -27,7 +27,7 @@ impl ControlSocket {
         }
     }
 
-    /// The next record, if it has arrived. To be asked only when a receive waits for one.
+    /// Returns the next record, if it has arrived. Called only while a receive waits for one.
     pub(crate) fn record(
         &mut self,
         sockets: usize,

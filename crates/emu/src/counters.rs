@@ -1,4 +1,4 @@
-//! What tests may look at: `tcpx_emu_counters`.
+//! Counters for tests: `tcpx_emu_counters`.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering::Relaxed;
@@ -8,21 +8,21 @@ use crate::emulator::{Emulator, VIOLATIONS};
 use crate::entry::guard;
 use crate::error::Misuse;
 
-/// A snapshot. Fields of a comm are 0 when none was asked for.
+/// A snapshot. Fields of a comm are 0 if none was given.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Calls of this process that broke the contract.
+    /// Calls of this process that violated the contract.
     pub violations: u64,
-    /// Comms of this process that are open.
+    /// Open comms of this process.
     pub comms: u64,
-    /// Registrations of this process that are alive.
+    /// Live registrations of this process.
     pub registrations: u64,
-    /// Bounce pages of this process, and how many are free.
+    /// Bounce pages of this process.
     pub pages_total: u64,
-    /// Bounce pages that nobody holds.
+    /// Free bounce pages.
     pub pages_free: u64,
-    /// Requests that can be posted on the comm.
+    /// Free request slots of the comm.
     pub slots_free: u64,
     /// Requests of the comm whose slot is free again (consumed receives, finished sends).
     pub head: u64,
@@ -34,9 +34,9 @@ pub struct Counters {
     pub bytes: u64,
     /// Chunks that the comm moved or announced.
     pub chunks: u64,
-    /// Times that isend or irecv gave no request on purpose.
+    /// Number of times that isend or irecv returned no request on purpose.
     pub null_requests: u64,
-    /// Times that the comm could not read because no page was free for it.
+    /// Number of times that the comm could not read because no page was free.
     pub stalls: u64,
 }
 
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn tcpx_emu_counters(comm: *mut c_void, out: *mut Counters
             counters.pages_total += total as u64;
             counters.pages_free += free as u64;
         }
-        // SAFETY: says the caller.
+        // SAFETY: guaranteed by the caller.
         if let Ok(comm) = unsafe { Comm::from_raw(comm) } {
             let (requests, counts) = match comm {
                 Comm::Send(comm) => (&comm.requests, comm.counts()),
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn tcpx_emu_counters(comm: *mut c_void, out: *mut Counters
             counters.null_requests = counts.null_requests;
             counters.stalls = counts.stalls;
         }
-        // SAFETY: says the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { out.write(counters) };
         Ok(())
     })

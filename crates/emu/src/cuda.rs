@@ -16,7 +16,7 @@ const NOT_READY: Code = 600;
 const PORTABLE_MAPPED: c_uint = 1 | 2;
 /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
 const DEVICE_ORDINAL: c_int = 9;
-/// `CU_STREAM_NON_BLOCKING`: no order with the caller's default stream.
+/// `CU_STREAM_NON_BLOCKING`: unordered with the caller's default stream.
 const NON_BLOCKING: c_uint = 1;
 
 /// Declares the driver's functions once: field, symbol and type together.
@@ -72,7 +72,7 @@ driver! {
 }
 
 impl Driver {
-    /// Opens and initialises the driver, once; a failure is remembered.
+    /// Opens and initialises the driver, once; remembers a failure.
     pub(crate) fn load() -> Result<&'static Self, Error> {
         static DRIVER: OnceLock<Result<Driver, Error>> = OnceLock::new();
         DRIVER
@@ -108,7 +108,7 @@ fn find_symbol(library: *mut c_void, name: &CStr) -> Result<*mut c_void, Error> 
 }
 
 fn last_error() -> String {
-    // SAFETY: null, or a string that stays until this thread's next dl call.
+    // SAFETY: null, or a string that is valid until this thread's next dl call.
     let text: *const c_char = unsafe { libc::dlerror() };
     if text.is_null() {
         return "no reason given".to_owned();
@@ -127,8 +127,8 @@ fn check(what: &'static str, code: Code) -> Result<(), Error> {
     }
 }
 
-/// A GPU, named by a context on it. Contexts live as long as the process: they are the caller's, or
-/// a primary context that is retained and never released.
+/// A GPU, identified by a context on it. Contexts live as long as the process: they belong to the
+/// caller, or are a primary context that is retained and never released.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gpu {
     driver: &'static Driver,
@@ -145,11 +145,11 @@ impl Eq for Gpu {}
 
 // SAFETY: contexts may be pushed by any thread.
 unsafe impl Send for Gpu {}
-// SAFETY: as above; the driver locks for itself.
+// SAFETY: as above; the driver has its own locks.
 unsafe impl Sync for Gpu {}
 
-// Every call below hands the driver live pointers of the stated type, and runs with the context
-// current: that is what each SAFETY comment refers to as "the driver's contract".
+// Every call below passes live pointers of the stated type to the driver, and runs with the context
+// current: each SAFETY comment calls this "the driver's contract".
 impl Gpu {
     pub(crate) fn current(driver: &'static Driver) -> Result<Self, Error> {
         let mut context = null_mut();
@@ -165,7 +165,7 @@ impl Gpu {
         Ok(Self { driver, context })
     }
 
-    /// The number of this GPU, and of the one that memory is said to be of.
+    /// Returns the ordinal of this GPU, and of the GPU of some memory.
     pub(crate) fn ordinals(self, address: usize) -> Result<(c_int, c_int), Error> {
         self.within(|driver| {
             let (mut own, mut of_memory): (c_int, c_int) = (-1, -1);
@@ -192,7 +192,7 @@ impl Gpu {
 
     pub(crate) fn pop(self) {
         let mut context = null_mut();
-        // SAFETY: the driver's contract. A failure leaves nothing to do.
+        // SAFETY: the driver's contract. A failure has no remedy.
         unsafe { (self.driver.pop)(&raw mut context) };
     }
 
@@ -220,7 +220,7 @@ impl Gpu {
         let _ = self.within(|driver| check("cuMemFree", unsafe { (driver.free)(pointer) }));
     }
 
-    /// Pinned memory: its address here, and on the device.
+    /// Allocates pinned memory: returns its address here, and on the device.
     pub(crate) fn host_alloc(self, bytes: usize) -> Result<(*mut u8, Pointer), Error> {
         self.within(|driver| {
             let (mut host, mut device) = (null_mut(), 0);
@@ -280,7 +280,7 @@ impl Stream {
         from: *const u8,
         bytes: usize,
     ) -> Result<(), Error> {
-        // SAFETY: the driver's contract, and the caller's word.
+        // SAFETY: the driver's contract; the ranges are guaranteed by the caller.
         let code =
             unsafe { (self.gpu.driver.to_device_async)(to, from.cast(), bytes, self.stream) };
         check("cuMemcpyHtoDAsync", code)
@@ -296,7 +296,7 @@ impl Stream {
         from: Pointer,
         bytes: usize,
     ) -> Result<(), Error> {
-        // SAFETY: the driver's contract, and the caller's word.
+        // SAFETY: the driver's contract; the ranges are guaranteed by the caller.
         let code = unsafe { (self.gpu.driver.to_host_async)(to.cast(), from, bytes, self.stream) };
         check("cuMemcpyDtoHAsync", code)?;
         self.finish()
@@ -307,12 +307,12 @@ impl Stream {
     /// # Safety
     /// The range stays valid until the stream is idle.
     pub(crate) unsafe fn fill(&self, at: Pointer, byte: u8, bytes: usize) -> Result<(), Error> {
-        // SAFETY: the driver's contract, and the caller's word.
+        // SAFETY: the driver's contract; the ranges are guaranteed by the caller.
         let code = unsafe { (self.gpu.driver.fill_async)(at, byte, bytes, self.stream) };
         check("cuMemsetD8Async", code)
     }
 
-    /// Whether all that was started is finished.
+    /// Returns whether all that was started is finished.
     pub(crate) fn idle(&self) -> Result<bool, Error> {
         // SAFETY: the driver's contract.
         match unsafe { (self.gpu.driver.stream_query)(self.stream) } {

@@ -10,9 +10,9 @@ use crate::pages::Pool;
 use crate::settings::Settings;
 use crate::tables::{PropertiesV6, PropertiesV7, PropertiesV8, memory_kind, net_device};
 
-/// Mbit/s that are reported when the speed is unknown, as it is on loopback.
+/// Reported speed in Mbit/s if it is unknown, as on loopback.
 const UNKNOWN_SPEED: c_int = 10_000;
-/// Comms that a device claims to support.
+/// Number of comms that a device claims to support.
 const MAX_COMMS: c_int = 65_536;
 
 /// One emulated network interface.
@@ -21,12 +21,12 @@ pub(crate) struct Device {
     index: usize,
     name: CString,
     pub(crate) address: IpAddr,
-    /// One pool for each GPU that receives through this device.
+    /// One pool per GPU that receives through this device.
     pools: Mutex<Vec<Arc<Pool>>>,
 }
 
 impl Device {
-    /// All devices of these settings.
+    /// Returns all devices of these settings.
     pub(crate) fn all(settings: &Settings) -> Vec<Self> {
         (0..settings.devices)
             .map(|index| Self {
@@ -38,7 +38,7 @@ impl Device {
             .collect()
     }
 
-    /// The pool for receives into `memory`, made on first use.
+    /// Returns the pool for receives into `memory`, made on first use.
     pub(crate) fn pool(&self, memory: Memory, settings: &Settings) -> Result<Arc<Pool>, Error> {
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pool) = pools.iter().find(|pool| pool.memory() == memory) {
@@ -50,7 +50,7 @@ impl Device {
         Ok(pool)
     }
 
-    /// Pages of all pools: there are, and free.
+    /// Returns the pages of all pools: total, and free.
     pub(crate) fn pages(&self) -> (usize, usize) {
         let pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         pools.iter().fold((0, 0), |(total, free), pool| {
@@ -103,7 +103,7 @@ impl Device {
     }
 }
 
-/// The device of that number.
+/// Returns the device with that index.
 pub(crate) fn find(devices: &[Device], dev: c_int) -> Result<&Device, Misuse> {
     usize::try_from(dev)
         .ok()

@@ -1,4 +1,4 @@
-//! What a process has one of: settings, devices, counters.
+//! State of a process: settings, devices, counters.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
@@ -25,26 +25,27 @@ pub(crate) struct Emulator {
     pub(crate) settings: Settings,
     pub(crate) devices: Vec<Device>,
     pub(crate) faults: Faults,
-    /// Connects begun, for `TCPX_EMU_FAIL_CONNECT`.
+    /// Number of connects begun, for `TCPX_EMU_FAIL_CONNECT`.
     pub(crate) connects: AtomicU64,
-    /// Comms that are open.
+    /// Number of open comms.
     pub(crate) comms: AtomicU64,
-    /// Registrations that are alive.
+    /// Number of live registrations.
     pub(crate) registrations: AtomicU64,
 }
 
-/// Calls that broke the contract. Apart from the emulator because a call before `init` is one.
+/// Number of calls that violated the contract. Not part of the emulator, because a call before
+/// `init` is one.
 pub(crate) static VIOLATIONS: AtomicU64 = AtomicU64::new(0);
 
 static EMULATOR: OnceLock<Emulator> = OnceLock::new();
 
 impl Emulator {
-    /// The emulator, once some `init` has succeeded.
+    /// Returns the emulator, once an `init` has succeeded.
     pub(crate) fn get() -> Result<&'static Self, Error> {
         EMULATOR.get().ok_or_else(|| Misuse::NotInitialised.into())
     }
 
-    /// Reads the settings and makes the emulator, unless another table's `init` did.
+    /// Reads the settings and creates the emulator, unless another table's `init` did.
     pub(crate) fn start() -> Result<&'static Self, Error> {
         if let Some(emulator) = EMULATOR.get() {
             return Ok(emulator);

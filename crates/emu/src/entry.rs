@@ -1,9 +1,9 @@
-//! The functions behind the tables: convert, check for null, call, turn the outcome into a code.
-//! No panic leaves them.
+//! The functions behind the tables: convert, check for null, call, turn the outcome into a code. No
+//! panic leaves them.
 //!
-//! Every function here is called from C. What each `SAFETY` comment means by "NCCL's contract": pointers
-//! are null or point to what the header says they point to, comms and requests came from this plugin
-//! and are open, and data calls on one comm do not overlap.
+//! Every function here is called from C. "NCCL's contract" in a `SAFETY` comment means: pointers
+//! are null or point to what the header says, comms and requests came from this plugin and are
+//! open, and data calls on one comm do not overlap.
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -65,7 +65,7 @@ unsafe fn put<T>(out: *mut T, value: T, what: &'static str) -> Result<(), Misuse
     if out.is_null() {
         return Err(Misuse::Null { what });
     }
-    // SAFETY: says the caller; C aligns its variables.
+    // SAFETY: guaranteed by the caller; C aligns its variables.
     unsafe { out.write(value) };
     Ok(())
 }
@@ -201,7 +201,7 @@ pub(crate) unsafe extern "C" fn connect_plain_v8(
     connect(Flavor::Plain, dev, handle, out)
 }
 
-/// `accept`; `device_handle` is where a ring's handle goes, if there is to be a ring.
+/// Performs `accept`; `device_handle` receives a ring's handle, if there is to be a ring.
 fn accept(
     listen: *mut c_void,
     out: *mut *mut c_void,
@@ -285,7 +285,7 @@ pub(crate) unsafe extern "C" fn reg_mr_tcpx(
     })
 }
 
-/// `mhandle` stays as it was, as with other socket plugins.
+/// Leaves `mhandle` unchanged, as other socket plugins do.
 pub(crate) unsafe extern "C" fn reg_mr_plain<Size>(
     comm: *mut c_void,
     _data: *mut c_void,
@@ -363,7 +363,7 @@ pub(crate) unsafe extern "C" fn irecv(
     })
 }
 
-/// A request as the caller sees it: null when there is none.
+/// Converts a request for the caller: null if there is none.
 trait OrNull {
     fn or_null(self) -> *mut c_void;
 }

@@ -1,4 +1,4 @@
-//! What goes wrong, and the result code it becomes.
+//! Errors, and their result codes.
 
 use std::ffi::c_int;
 use std::io;
@@ -7,10 +7,10 @@ use crate::faults::Call;
 use crate::settings::SettingError;
 use crate::tables::result;
 
-/// Any reason for a result other than success.
+/// The reason for a result other than success.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The caller broke the contract. Counted in [`crate::counters::Counters::violations`].
+    /// The caller violated the contract. Counted in [`crate::counters::Counters::violations`].
     #[error("{0}")]
     Misuse(#[from] Misuse),
     #[error("{0}")]
@@ -21,7 +21,7 @@ pub(crate) enum Error {
     OutOfMemory { what: &'static str },
     #[error("{what}: {}", io::Error::from_raw_os_error(*errno))]
     System { what: &'static str, errno: i32 },
-    #[error("connecting failed because TCPX_EMU_FAIL_CONNECT asks for it")]
+    #[error("connecting failed as TCPX_EMU_FAIL_CONNECT requires")]
     FailConnect,
     #[error("the peer's control socket is gone ({what}): this comm will not recover")]
     ControlLost { what: &'static str },
@@ -42,7 +42,7 @@ pub(crate) enum Error {
         "cannot load libcuda.so.1 ({what}): use TCPX_EMU_DEVMEM=host on machines without a GPU"
     )]
     NoDriver { what: String },
-    #[error("call {nth} of {call:?} fails because TCPX_EMU_ERROR asks for it")]
+    #[error("call {nth} of {call:?} fails as TCPX_EMU_ERROR requires")]
     Injected { call: Call, nth: u64, code: c_int },
 }
 
@@ -119,7 +119,7 @@ pub(crate) enum Misuse {
 }
 
 impl Error {
-    /// The last system call's failure.
+    /// Wraps the failure of the last system call.
     pub(crate) fn system(what: &'static str, error: &io::Error) -> Self {
         Self::System {
             what,
@@ -127,7 +127,7 @@ impl Error {
         }
     }
 
-    /// The code that the caller gets.
+    /// Returns the result code for the caller.
     pub(crate) fn code(&self) -> c_int {
         match self {
             Self::Misuse(_)

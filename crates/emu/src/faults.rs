@@ -1,4 +1,4 @@
-//! Failures that are asked for, and the seeded numbers behind everything that looks random.
+//! Configured failures, and the seeded random numbers.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -17,7 +17,7 @@ pub enum Call {
     Irecv,
     Test,
     IrecvConsumed,
-    /// Everything else; never fails on purpose.
+    /// Any other call; never made to fail.
     Other,
 }
 
@@ -33,7 +33,7 @@ impl Call {
         ("irecvConsumed", Self::IrecvConsumed),
     ];
 
-    /// The call of that name in the function table.
+    /// Returns the call of that name in the function table.
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         Self::NAMES
             .iter()
@@ -42,18 +42,18 @@ impl Call {
     }
 }
 
-/// "The `nth` call of `call` in this process returns `code`."
+/// Makes the `nth` call of `call` in this process return `code`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InjectedError {
-    /// Which member.
+    /// The member.
     pub call: Call,
     /// Counted from 1.
     pub nth: u64,
-    /// The result it gives, without doing anything.
+    /// The result it returns, without doing anything.
     pub code: c_int,
 }
 
-/// Counts calls and says which of them fail.
+/// Counts calls and decides which of them fail.
 #[derive(Debug)]
 pub(crate) struct Faults {
     errors: Vec<InjectedError>,
@@ -68,7 +68,8 @@ impl Faults {
         }
     }
 
-    /// To be asked once for each call. Costs one branch when nothing is to fail.
+    /// Returns the configured failure, if any. Call it once per call; costs one branch without
+    /// failures.
     pub(crate) fn check(&self, call: Call) -> Result<(), Error> {
         if self.errors.is_empty() {
             return Ok(());
@@ -106,7 +107,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `limit`, which is not 0.
+    /// Returns a number below `limit`, which is not 0.
     pub(crate) fn below(&mut self, limit: usize) -> usize {
         (self.next() % limit as u64) as usize
     }

@@ -1,21 +1,21 @@
-//! How the bytes of a chunk are laid into pages.
+//! Lays the bytes of a chunk into pages.
 
 use crate::faults::Random;
 use crate::pages::PAGE;
 use crate::ring::ENTRIES;
 use crate::settings::Fragments;
 
-/// What is known of a message when its next fragment is laid out.
+/// The state of a message when its next fragment is laid out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Situation {
-    /// Seed and number of the receive: the same ones give the same fragments.
+    /// Seed and number of the receive, which determine the fragments.
     pub(crate) seed: u64,
     pub(crate) receive: u64,
-    /// Where the fragment begins in the message.
+    /// Offset of the fragment in the message.
     pub(crate) offset: u32,
     /// Bytes of the chunk from there on; at least one.
     pub(crate) chunk_left: u32,
-    /// Size of the chunk: the rest of the message is expected to come in such chunks.
+    /// Size of the chunk: the rest of the message is expected in such chunks.
     pub(crate) chunk_size: u32,
     /// Bytes of the message that have no fragment yet.
     pub(crate) message_left: u32,
@@ -23,7 +23,7 @@ pub(crate) struct Situation {
     pub(crate) entries: usize,
 }
 
-/// Place in a page: where it starts, and how many bytes.
+/// Position in a page: its start, and its length in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) start: u32,
@@ -56,7 +56,7 @@ pub(crate) fn place(kind: Fragments, situation: Situation) -> Place {
     }
 }
 
-/// Whether shorter fragments could use up the entries of a message that fits otherwise.
+/// Returns whether shorter fragments could exhaust the entries of a message that fits otherwise.
 fn tight(situation: Situation) -> bool {
     let pages = situation.message_left as usize / PAGE;
     let chunks = (situation.message_left / situation.chunk_size) as usize;

@@ -1,5 +1,4 @@
-//! A data socket of a receive comm: the chunks that were announced on it, and where the current one
-//! lands.
+//! A data socket of a receive comm: its announced chunks, and the destination of the current one.
 
 use std::collections::VecDeque;
 
@@ -13,7 +12,7 @@ use crate::settings::Settings;
 use crate::slot::Slot;
 use crate::socket::{Progress, Socket};
 
-/// A piece of a message that arrives on one socket.
+/// A part of a message that arrives on one socket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chunk {
     pub(crate) receive: u64,
@@ -31,7 +30,7 @@ impl Chunk {
     }
 }
 
-/// Whether reading on makes sense.
+/// Whether to continue reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Read {
     /// A chunk was read to its end; there may be more.
@@ -45,11 +44,11 @@ pub(crate) enum Read {
 pub(crate) struct DataSocket {
     socket: Socket,
     chunks: VecDeque<Chunk>,
-    /// Of the first chunk: where its bytes go, in order.
+    /// Destinations of the first chunk's bytes, in order.
     pieces: Vec<libc::iovec>,
-    /// Pieces that are full.
+    /// Number of full pieces.
     full: usize,
-    /// Bytes that the pieces cover, and that have arrived.
+    /// Number of bytes that the pieces cover, and of bytes that have arrived.
     laid_out: u32,
     arrived: u32,
     /// The fragments among the pieces, and their pages.
@@ -57,7 +56,7 @@ pub(crate) struct DataSocket {
     pages: Vec<u32>,
     /// Bytes ever read.
     received: u64,
-    /// It broke or ended.
+    /// Whether it broke or ended.
     dead: bool,
 }
 
@@ -81,22 +80,22 @@ impl DataSocket {
         self.chunks.push_back(chunk);
     }
 
-    /// The chunk whose bytes come next, unless the socket broke.
+    /// Returns the chunk whose bytes come next, unless the socket broke.
     pub(crate) fn current(&self) -> Option<Chunk> {
         self.chunks.front().copied().filter(|_| !self.dead)
     }
 
-    /// Bytes ever read.
+    /// Returns the bytes ever read.
     pub(crate) fn received(&self) -> u64 {
         self.received
     }
 
-    /// Pages of the current chunk.
+    /// Returns the pages of the current chunk.
     pub(crate) fn pages(&self) -> &[u32] {
         &self.pages
     }
 
-    /// Whether all pieces are full, though the chunk has more bytes.
+    /// Returns whether all pieces are full, although the chunk has more bytes.
     pub(crate) fn needs_pieces(&self) -> bool {
         self.full == self.pieces.len()
     }
@@ -111,8 +110,8 @@ impl DataSocket {
         });
     }
 
-    /// Lays as much of the rest of the current chunk into pages as there are pages. False when there
-    /// is none: then nothing is read, and the sender is held back by TCP.
+    /// Lays as much of the rest of the current chunk into pages as there are pages. Returns false
+    /// if there is none: then nothing is read, and TCP holds back the sender.
     pub(crate) fn lay_out(
         &mut self,
         settings: &Settings,
@@ -143,7 +142,7 @@ impl DataSocket {
         Ok(self.laid_out > before)
     }
 
-    /// Makes one fragment for each page from `first` on.
+    /// Creates one fragment for each page from `first` on.
     fn fill_pages(
         &mut self,
         settings: &Settings,
@@ -194,8 +193,8 @@ impl DataSocket {
     /// Reads into the pieces once. The error says how the socket ended; it stays dead.
     pub(crate) fn read(&mut self) -> Result<(usize, Read), String> {
         let wanted = (self.laid_out - self.arrived) as usize;
-        // SAFETY: the pieces are pages that belong to this socket, or the posted buffer, which is
-        // the plugin's until the receive is done.
+        // SAFETY: the pieces are pages that belong to this socket, or the posted buffer, which the
+        // plugin may use until the receive is done.
         let outcome = unsafe { self.socket.receive_pieces(&self.pieces[self.full..]) };
         let moved = match outcome {
             Ok(Progress::Moved(n)) => n,
@@ -206,7 +205,7 @@ impl DataSocket {
         self.arrived += moved as u32;
         self.received += moved as u64;
         self.fill(moved);
-        // A short read has drained the socket: asking again would only say so.
+        // A short read has drained the socket: another read would only confirm it.
         Ok((
             moved,
             if moved == wanted {
@@ -237,13 +236,13 @@ impl DataSocket {
         }
     }
 
-    /// The fragments of the current chunk once all its bytes are here.
+    /// Returns the fragments of the current chunk once all its bytes have arrived.
     pub(crate) fn finished_chunk(&self) -> Option<&[Entry]> {
         let chunk = self.chunks.front()?;
         (self.arrived == chunk.size).then_some(&self.entries)
     }
 
-    /// Goes on to the next chunk; the pages of this one belong to its receive now.
+    /// Advances to the next chunk; the pages of this one now belong to its receive.
     pub(crate) fn next_chunk(&mut self) {
         self.chunks.pop_front();
         self.pieces.clear();

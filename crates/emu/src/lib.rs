@@ -8,18 +8,19 @@
 //! | `ncclNetPlugin_v6` | `Socket_v6` | an ordinary socket plugin: host memory, bytes land in the posted buffer |
 //! | `ncclNetPlugin_v8` | `Socket_v8` | the same with table v8 |
 //!
-//! (Without the feature `plain` only v7 is there, as in the real plugin.) Sending works in both kinds in the same
-//! way: one control socket with a 16-byte record for each chunk, and up to eight data sockets. All work
-//! is done in `test`; there are no threads.
+//! (Without the feature `plain` only v7 is exported, as in the real plugin.) Sending works the same
+//! in both kinds: one control socket with a 16-byte record per chunk, and up to eight data sockets.
+//! `test` does all the work; there are no threads.
 //!
-//! The point of the emulator is to be strict: whatever crashes the real plugin, corrupts data in it or
-//! works there by luck gives result 3 and a log line here. Nothing of it needs a GPU; a "CUDA" pointer is a host pointer
-//! that was registered as CUDA, unless `TCPX_EMU_DEVMEM=cuda`.
+//! The emulator is strict: anything that crashes the real plugin, corrupts data in it or works
+//! there by luck returns 3 and logs a line here. It needs no GPU; a "CUDA" pointer is a host
+//! pointer that was registered as CUDA, unless `TCPX_EMU_DEVMEM=cuda`.
 //!
 //! # Settings
 //!
-//! Read from the environment at the first `init`. An unknown `TCPX_EMU_` variable or a bad value makes `init`
-//! return 4 and log what was expected. `NCCL_GPUDIRECTTCPX_SOCKET_ENABLE=0` makes it return 3.
+//! Read from the environment at the first `init`. An unknown `TCPX_EMU_` variable or a bad value
+//! makes `init` return 4 and log what was expected. `NCCL_GPUDIRECTTCPX_SOCKET_ENABLE=0` makes it
+//! return 3.
 //!
 //! | variable | default | meaning |
 //! |---|---|---|
@@ -60,15 +61,16 @@
 //! | 5 | more was sent than the receive has room for |
 //! | 6 | v6, v8: the peer closed the connection |
 //!
-//! A data socket of v7 that breaks is only logged: `test` then says "not done" for ever, as in the real plugin.
-//! [`counters::tcpx_emu_counters`] lets tests look inside.
+//! A data socket of v7 that breaks is only logged: `test` then returns "not done" for ever, as in
+//! the real plugin. [`counters::tcpx_emu_counters`] exposes the state to tests.
 //!
-//! # Where things are
+//! # Modules
 //!
-//! `entry` has the C functions, `emulator` what a process has once, `connect` and `accept` lead to a `comm`, which is a
-//! `send` or a `receive` comm. A receive comm reads `control` records and `inbound` data sockets; bytes go into
-//! [`pages`] as `fragment` says, a `slot` keeps book, and the [`ring`] shows the result. [`raw_loop`] is the
-//! smallest program that drives a plugin at full speed.
+//! `entry` has the C functions, `emulator` the state of the process, `connect` and `accept` create
+//! a `comm`, which is a `send` or a `receive` comm. A receive comm reads `control` records and
+//! `inbound` data sockets; bytes go into [`pages`] as `fragment` decides, a `slot` tracks them, and
+//! the [`ring`] publishes the result. [`raw_loop`] is the smallest program that drives a plugin at
+//! full speed.
 
 use crate::tables::{NetV6, NetV7, NetV8};
 
@@ -124,7 +126,7 @@ pub static ncclNetPlugin_v6: NetV6 = NetV6 {
     close_listen: Some(entry::close_listen),
 };
 
-/// The table that stands for GPUDirect-TCPX.
+/// The table that emulates GPUDirect-TCPX.
 #[unsafe(no_mangle)]
 pub static ncclNetPlugin_v7: NetV7 = NetV7 {
     name: c"GPUDirectTCPX_v7".as_ptr(),

@@ -1,4 +1,4 @@
-//! Log lines through the logger that `init` was given.
+//! Writes log lines through the logger from `init`.
 
 use std::ffi::{CString, c_int, c_ulong};
 use std::sync::OnceLock;
@@ -17,7 +17,7 @@ const NET: c_ulong = 0x10;
 
 static LOGGER: OnceLock<Logger> = OnceLock::new();
 
-/// Remembers the logger. The first one stays: `init` of another table brings the same one.
+/// Stores the logger. The first one stays: `init` of another table passes the same one.
 pub(crate) fn set_logger(logger: Option<Logger>) {
     if let Some(logger) = logger {
         let _ = LOGGER.set(logger);
@@ -27,7 +27,7 @@ pub(crate) fn set_logger(logger: Option<Logger>) {
 /// Writes one line; without a logger it is lost.
 pub(crate) fn line(level: Level, line: u32, message: &str) {
     let Some(logger) = LOGGER.get() else { return };
-    // A message with an interior NUL can only come from a value in the environment: cut it there.
+    // An interior NUL can only come from a value in the environment: cut there.
     let text = match CString::new(message) {
         Ok(text) => text,
         Err(error) => {
@@ -39,7 +39,7 @@ pub(crate) fn line(level: Level, line: u32, message: &str) {
     };
     let line = c_int::try_from(line).unwrap_or(0);
     // SAFETY: the strings live until the call returns, and the format has exactly one `%s`. Like
-    // the plugin it stands for, the emulator names itself where a file name is expected.
+    // the real plugin, the emulator passes its own name where a file name is expected.
     unsafe {
         logger(
             level as c_int,
@@ -52,14 +52,14 @@ pub(crate) fn line(level: Level, line: u32, message: &str) {
     }
 }
 
-/// Something the user has to look at.
+/// Logs something that the user must act on.
 macro_rules! warning {
     ($($arg:tt)*) => {
         $crate::log::line($crate::log::Level::Warn, line!(), &format!($($arg)*))
     };
 }
 
-/// Something that explains what follows.
+/// Logs something that explains later lines.
 macro_rules! info {
     ($($arg:tt)*) => {
         $crate::log::line($crate::log::Level::Info, line!(), &format!($($arg)*))

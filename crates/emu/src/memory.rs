@@ -1,4 +1,4 @@
-//! Memory that the device sees: ordinary memory, or the GPU's by way of the CUDA driver.
+//! Memory visible to the device: ordinary memory, or the GPU's through the CUDA driver.
 
 use std::ptr::null_mut;
 
@@ -7,17 +7,17 @@ use crate::error::Error;
 use crate::pages::PAGE;
 use crate::settings::DeviceMemory;
 
-/// Where blocks come from.
+/// The source of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Memory {
-    /// Ordinary memory plays the GPU's.
+    /// Ordinary memory in place of the GPU's.
     Host,
     /// Memory of this GPU.
     Cuda(Gpu),
 }
 
 impl Memory {
-    /// Whether this kind can be used at all; loads the driver when it is needed.
+    /// Checks that this kind is available; loads the driver if needed.
     pub(crate) fn check(mode: DeviceMemory) -> Result<(), Error> {
         match mode {
             DeviceMemory::Host => Ok(()),
@@ -25,7 +25,7 @@ impl Memory {
         }
     }
 
-    /// For the GPU that is current on the calling thread, the first one if none is.
+    /// Selects the GPU that is current on the calling thread, or the first one.
     pub(crate) fn current(mode: DeviceMemory) -> Result<Self, Error> {
         match mode {
             DeviceMemory::Host => Ok(Self::Host),
@@ -33,7 +33,7 @@ impl Memory {
         }
     }
 
-    /// Zeroed host memory that the device can read.
+    /// Allocates zeroed host memory that the device can read.
     pub(crate) fn mapped(self, bytes: usize, what: &'static str) -> Result<Block, Error> {
         match self {
             Self::Host => Block::map(bytes, what),
@@ -52,7 +52,7 @@ impl Memory {
         }
     }
 
-    /// Device memory, aligned to pages.
+    /// Allocates device memory, aligned to pages.
     pub(crate) fn device(self, bytes: usize, what: &'static str) -> Result<Block, Error> {
         match self {
             Self::Host => Block::map(bytes, what),
@@ -70,12 +70,12 @@ impl Memory {
         }
     }
 
-    /// Copies `bytes` to the start of `block`; returns when they are there.
+    /// Copies `bytes` to the start of `block`; returns when they have arrived.
     pub(crate) fn upload(self, block: &Block, bytes: &[u8]) -> Result<(), Error> {
         assert!(bytes.len() <= block.bytes);
         match self {
             Self::Host => {
-                // SAFETY: the block is at least that long and nobody else knows of it yet.
+                // SAFETY: the block is at least that long and not shared yet.
                 unsafe {
                     block
                         .host
@@ -96,7 +96,7 @@ impl Memory {
     }
 }
 
-/// A context that is current; the previous one comes back when this is dropped.
+/// Keeps a context current; dropping restores the previous one.
 #[derive(Debug)]
 pub(crate) struct Entered {
     gpu: Option<Gpu>,
@@ -120,23 +120,23 @@ pub(crate) struct Block {
     owned: Owned,
 }
 
-/// How a block is freed.
+/// The way a block is freed.
 #[derive(Clone, Copy, Debug)]
 enum Owned {
     Mapping,
     Pinned,
-    /// What the driver returned.
+    /// The allocation from the driver.
     Device(u64),
 }
 
 // SAFETY: the block owns its memory, and nothing about it is bound to a thread.
 unsafe impl Send for Block {}
-// SAFETY: its methods only give addresses away; whoever uses them says why that is sound.
+// SAFETY: its methods only return addresses; code that uses them justifies it.
 unsafe impl Sync for Block {}
 
 impl Block {
     fn map(bytes: usize, what: &'static str) -> Result<Self, Error> {
-        // SAFETY: an anonymous mapping, its address chosen by the kernel.
+        // SAFETY: an anonymous mapping at an address that the kernel chooses.
         let host = unsafe {
             libc::mmap(
                 null_mut(),
@@ -162,12 +162,12 @@ impl Block {
         })
     }
 
-    /// Where the host sees it; null for device memory.
+    /// Returns the host's address; null for device memory.
     pub(crate) fn host(&self) -> *mut u8 {
         self.host
     }
 
-    /// Where the device sees it.
+    /// Returns the device's address.
     pub(crate) fn device_address(&self) -> u64 {
         self.device
     }

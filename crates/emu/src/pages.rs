@@ -1,5 +1,6 @@
-//! The bounce pool of a device: 4 KiB pages, shared by all its receive comms. Received bytes stay in
-//! them until the receive is consumed; when no page is left, nothing more is read from the sockets.
+//! The bounce pool of a device: 4 KiB pages, shared by all its receive comms. Received bytes stay
+//! in them until the receive is consumed; when no page is left, nothing more is read from the
+//! sockets.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -11,15 +12,15 @@ use crate::ring::Entry;
 
 /// Bytes in a page.
 pub const PAGE: usize = 4096;
-/// What released pages are overwritten with.
+/// Value that overwrites released pages.
 pub const POISON: u8 = 0xee;
 
-/// Pages and who may have them.
+/// Pages and their allocation.
 #[derive(Debug)]
 pub(crate) struct Pool {
     memory: Memory,
     arena: Block,
-    /// With a GPU: pinned memory of the same shape, which the sockets are read into.
+    /// With a GPU: pinned memory of the same shape, into which the sockets are read.
     shadow: Option<Block>,
     total: usize,
     free: Mutex<FreeList>,
@@ -28,7 +29,7 @@ pub(crate) struct Pool {
 #[derive(Debug)]
 struct FreeList {
     pages: Vec<u32>,
-    /// The page handed out last.
+    /// The last page handed out.
     last: u32,
     random: Random,
 }
@@ -58,38 +59,37 @@ impl Pool {
         })
     }
 
-    /// The memory that the pages are in.
+    /// Returns the memory that the pages are in.
     pub(crate) fn memory(&self) -> Memory {
         self.memory
     }
 
-    /// Device address of page 0.
+    /// Returns the device address of page 0.
     pub(crate) fn base(&self) -> u64 {
         self.arena.device_address()
     }
 
-    /// Where socket reads for offset 0 go.
+    /// Returns the address to which socket reads for offset 0 go.
     pub(crate) fn landing(&self) -> *mut u8 {
         self.shadow.as_ref().unwrap_or(&self.arena).host()
     }
 
-    /// Pages there are.
+    /// Returns the number of pages.
     pub(crate) fn total(&self) -> usize {
         self.total
     }
 
-    /// Pages that nobody has.
+    /// Returns the number of free pages.
     pub(crate) fn free(&self) -> usize {
         self.lock().pages.len()
     }
 
     fn lock(&self) -> MutexGuard<'_, FreeList> {
-        // The list is consistent between any two statements: a panic elsewhere does not spoil it.
+        // The list is consistent between any two statements: a panic elsewhere does not corrupt it.
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds up to `count` pages to `out`, never one right behind the one before it as long as there
-    /// is another.
+    /// Adds up to `count` pages to `out`, never adjacent ones in order as long as there is another.
     pub(crate) fn take(&self, count: usize, out: &mut Vec<u32>) {
         let mut list = self.lock();
         for _ in 0..count {
@@ -109,12 +109,12 @@ impl Pool {
         }
     }
 
-    /// Takes pages back.
+    /// Returns pages to the pool.
     pub(crate) fn give(&self, pages: &[u32]) {
         self.lock().pages.extend_from_slice(pages);
     }
 
-    /// Sends what was read for these entries on to the device, when there is one.
+    /// Copies the bytes of these entries to the device, if there is one.
     pub(crate) fn upload(&self, entries: &[Entry], stream: Option<&Stream>) -> Result<(), Error> {
         let (Some(shadow), Some(stream)) = (&self.shadow, stream) else {
             return Ok(());
@@ -133,7 +133,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Overwrites whole pages, so that whoever still reads them notices.
+    /// Overwrites whole pages, so that late readers notice.
     pub(crate) fn poison(&self, pages: &[u32], stream: Option<&Stream>) -> Result<(), Error> {
         for &page in pages {
             let offset = page as usize * PAGE;

@@ -1,7 +1,7 @@
-//! The raw loop: keep a plugin's request window full, test the oldest, unpack, consume. What it reaches is
-//! the floor that anything built on the plugin is compared with.
+//! The raw loop: keeps a plugin's request window full, tests the oldest, unpacks, consumes. Its
+//! throughput is the floor for anything built on the plugin.
 //!
-//! It speaks to a [`NetV7`] table and to nothing else of this crate, so it drives any v7 plugin whose
+//! It uses a [`NetV7`] table and nothing else of this crate, so it drives any v7 plugin whose
 //! bounce memory the CPU can read.
 
 use std::collections::VecDeque;
@@ -11,13 +11,13 @@ use std::ptr::null_mut;
 use crate::ring::{RingLayout, SLOTS, UnpackHandle};
 use crate::tables::{DeviceHandle, HANDLE_BYTES, NetV7, memory_kind, result};
 
-/// A call that gave a result other than success.
+/// Reports a call with a result other than success.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("{call} returned {code}")]
 pub struct CallError {
     /// The member of the table.
     pub call: &'static str,
-    /// What it returned.
+    /// The result code.
     pub code: c_int,
 }
 
@@ -29,7 +29,7 @@ fn check(call: &'static str, code: c_int) -> Result<(), CallError> {
     }
 }
 
-/// Calls a member, which is missing in a broken table only.
+/// Calls a member, which is missing only in a broken table.
 macro_rules! call {
     ($table:expr, $member:ident($($arg:expr),* $(,)?)) => {
         match $table.$member {
@@ -45,14 +45,14 @@ macro_rules! call {
 pub struct Listening {
     table: &'static NetV7,
     comm: *mut c_void,
-    /// To be carried to the sender.
+    /// The handle, to be carried to the sender.
     pub handle: [u8; HANDLE_BYTES],
 }
 
 /// Listens on a device.
 ///
 /// # Errors
-/// The plugin's.
+/// The plugin's error.
 pub fn listen(table: &'static NetV7, dev: c_int) -> Result<Listening, CallError> {
     let mut handle = [0; HANDLE_BYTES];
     let mut comm: *mut c_void = null_mut();
@@ -67,7 +67,7 @@ pub fn listen(table: &'static NetV7, dev: c_int) -> Result<Listening, CallError>
     })
 }
 
-/// The sending end: the same buffer over and over.
+/// The sending end: sends the same buffer repeatedly.
 pub struct Sender {
     table: &'static NetV7,
     comm: *mut c_void,
@@ -79,7 +79,7 @@ pub struct Sender {
 /// Connects and registers a page-aligned buffer. `idle` runs between attempts.
 ///
 /// # Errors
-/// The plugin's.
+/// The plugin's error.
 ///
 /// # Safety
 /// `data` is `bytes` long, and stays until the sender is closed.
@@ -118,15 +118,15 @@ pub unsafe fn connect(
 }
 
 impl Sender {
-    /// Requests under way.
+    /// Returns the number of outstanding requests.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// Posts one send of `bytes` from `offset`; false when the plugin asks to try again.
+    /// Posts one send of `bytes` from `offset`; returns false if the plugin is busy.
     ///
     /// # Errors
-    /// The plugin's.
+    /// The plugin's error.
     pub fn post(&mut self, offset: usize, bytes: usize) -> Result<bool, CallError> {
         let mut request = null_mut();
         let data = self.data.wrapping_add(offset).cast();
@@ -141,10 +141,10 @@ impl Sender {
         Ok(!request.is_null())
     }
 
-    /// Tests the oldest send; true when it is done.
+    /// Tests the oldest send; returns true when it is done.
     ///
     /// # Errors
-    /// The plugin's.
+    /// The plugin's error.
     pub fn poll(&mut self) -> Result<bool, CallError> {
         let Some(&request) = self.in_flight.front() else {
             return Ok(false);
@@ -160,7 +160,7 @@ impl Sender {
     /// Closes the comm.
     ///
     /// # Errors
-    /// The plugin's.
+    /// The plugin's error.
     pub fn close(self) -> Result<(), CallError> {
         call!(self.table, dereg_mr(self.comm, self.mhandle))?;
         call!(self.table, close_send(self.comm))
@@ -174,7 +174,7 @@ pub struct Receiver {
     mhandle: *mut c_void,
     data: *mut u8,
     unpack: UnpackHandle,
-    /// Receives that were done.
+    /// Number of completed receives.
     received: u64,
     in_flight: VecDeque<*mut c_void>,
 }
@@ -183,7 +183,7 @@ impl Listening {
     /// Accepts and registers a page-aligned buffer. `idle` runs between attempts.
     ///
     /// # Errors
-    /// The plugin's.
+    /// The plugin's error.
     ///
     /// # Safety
     /// `data` is `bytes` long, and stays until the receiver is closed.
@@ -224,15 +224,15 @@ impl Listening {
 }
 
 impl Receiver {
-    /// Requests under way.
+    /// Returns the number of outstanding requests.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// Posts one receive of `bytes`; false when the plugin asks to try again.
+    /// Posts one receive of `bytes`; returns false if the plugin is busy.
     ///
     /// # Errors
-    /// The plugin's.
+    /// The plugin's error.
     pub fn post(&mut self, bytes: usize) -> Result<bool, CallError> {
         let mut request = null_mut();
         let mut data = self.data.cast();
@@ -255,11 +255,11 @@ impl Receiver {
         Ok(!request.is_null())
     }
 
-    /// Tests the oldest receive; when it is done, copies its bytes to the buffer at `offset`, consumes
-    /// it and says how many bytes there were.
+    /// Tests the oldest receive; when it is done, copies its bytes to the buffer at `offset`,
+    /// consumes it and returns the number of bytes.
     ///
     /// # Errors
-    /// The plugin's.
+    /// The plugin's error.
     ///
     /// # Safety
     /// The buffer has room for the largest message that is sent, from `offset` on.
@@ -272,7 +272,7 @@ impl Receiver {
         if done == 0 {
             return Ok(None);
         }
-        // SAFETY: the receive is done and not consumed: its slot and pages hold still.
+        // SAFETY: the receive is done and not consumed: its slot and pages do not change.
         let bytes = unsafe { self.unpack_to(self.data.wrapping_add(offset)) };
         self.in_flight.pop_front();
         self.received += 1;
@@ -280,15 +280,15 @@ impl Receiver {
         Ok(Some(bytes))
     }
 
-    /// Copies the fragments of the next slot to where they belong.
+    /// Copies the fragments of the next slot to their destinations.
     ///
     /// # Safety
-    /// The slot is done and not consumed; `to` has room for all it speaks of.
+    /// The slot is done and not consumed; `to` has room for all its fragments.
     unsafe fn unpack_to(&self, to: *mut u8) -> usize {
         let slot = (self.received % SLOTS as u64) as usize;
         let ring: *const RingLayout = self.unpack.meta;
         let mut bytes = 0;
-        // SAFETY: the ring and the pages are readable, says the caller.
+        // SAFETY: the caller guarantees that the ring and the pages are readable.
         unsafe {
             let count = (&raw const (*ring).count[slot]).read_volatile();
             for index in 0..count as usize {
@@ -305,7 +305,7 @@ impl Receiver {
     /// Closes the comm.
     ///
     /// # Errors
-    /// The plugin's.
+    /// The plugin's error.
     pub fn close(self) -> Result<(), CallError> {
         call!(self.table, dereg_mr(self.comm, self.mhandle))?;
         call!(self.table, close_recv(self.comm))
@@ -315,7 +315,7 @@ impl Receiver {
 /// Sends `count` messages of `bytes` on every comm, up to `window` at once.
 ///
 /// # Errors
-/// The first one of the plugin's.
+/// The plugin's first error.
 pub fn send_all(
     senders: &mut [Sender],
     bytes: usize,
@@ -339,7 +339,7 @@ pub fn send_all(
 /// Receives `count` messages of `bytes` on every comm, up to `window` at once; returns the bytes.
 ///
 /// # Errors
-/// The first one of the plugin's.
+/// The plugin's first error.
 ///
 /// # Safety
 /// Every receiver's buffer has room for the largest message that is sent.
@@ -356,7 +356,7 @@ pub unsafe fn receive_all(
             while *post > 0 && receiver.in_flight() < window && receiver.post(bytes)? {
                 *post -= 1;
             }
-            // SAFETY: says the caller.
+            // SAFETY: guaranteed by the caller.
             while let Some(received) = unsafe { receiver.poll(0)? } {
                 *finish -= 1;
                 total += received;

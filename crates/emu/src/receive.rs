@@ -1,6 +1,7 @@
 //! Receiving. `irecv` only queues; `test` reads the control records, then the data sockets.
 //!
-//! Receives match sends in order. Receive k goes through these states, each seen in one counter:
+//! Receives match sends in order. Receive k passes through these states, each visible in one
+//! counter:
 //!
 //! ```text
 //!   posted ──first record──► begun ──all records──► announced ──all bytes──► complete
@@ -32,9 +33,9 @@ pub(crate) struct ReceiveComm {
     context: Context,
     pub(crate) requests: Requests,
     control: ControlSocket,
-    /// Receives whose every record was read; the next record belongs to this receive.
+    /// Number of receives whose records were all read; the next record belongs to this receive.
     announced: u64,
-    /// Bytes of that receive that were announced, once its first record was read.
+    /// Number of announced bytes of that receive, once its first record was read.
     begun: Option<u32>,
     sockets: Vec<DataSocket>,
     unpack: Option<Unpack>,
@@ -42,7 +43,7 @@ pub(crate) struct ReceiveComm {
     slots: Vec<Slot>,
 }
 
-/// What a TCPX comm with a device handle has beyond a plain one.
+/// State of a TCPX comm with a device handle in addition to a plain one.
 #[derive(Debug)]
 pub(crate) struct Unpack {
     pub(crate) ring: Ring,
@@ -66,7 +67,7 @@ impl Unpack {
 }
 
 impl ReceiveComm {
-    /// A comm on `link`; with a ring if `ring` says so.
+    /// Creates a comm on `link`; with a ring if `ring` says so.
     pub(crate) fn new(
         emulator: &'static Emulator,
         flavor: Flavor,
@@ -111,7 +112,7 @@ impl ReceiveComm {
         &mut self.slots[(k % slots) as usize]
     }
 
-    /// Queues a receive; `None` when the caller has to try again.
+    /// Queues a receive; `None` if the caller has to try again.
     pub(crate) fn post(
         &mut self,
         comm: *mut c_void,
@@ -143,13 +144,13 @@ impl ReceiveComm {
         request.gpu_mem_off = buffer.offset;
         request.unpack_slot.active = true;
         request.unpack_slot.idx = k;
-        // Only this one is cleared: the other fields keep what the last receive left there.
+        // Only this field is cleared: the others keep the values of the last receive.
         request.unpack_slot.cnt = std::ptr::null_mut();
         self.requests.posted += 1;
         Ok(Some(self.requests.pointer(k)))
     }
 
-    /// Moves what can be moved; the size once `request` is done.
+    /// Moves what can be moved; returns the size once `request` is done.
     pub(crate) fn test(&mut self, request: *mut Request) -> Result<Option<c_int>, Error> {
         let strict = self.context.emulator.settings.strict;
         let k = match self.requests.check_order(request, strict)? {
@@ -177,7 +178,7 @@ impl ReceiveComm {
         self.announced > k && self.requests[k].size_pending == 0
     }
 
-    /// Whether the bytes have reached the device.
+    /// Returns whether the bytes have reached the device.
     fn landed(&self) -> Result<bool, Error> {
         self.unpack
             .as_ref()
@@ -186,7 +187,7 @@ impl ReceiveComm {
     }
 
     fn progress(&mut self, oldest: u64) -> Result<(), Error> {
-        // A lost control socket matters as soon as any receive waits for a record, also when the
+        // A lost control socket matters as soon as any receive waits for a record, even if the
         // tested one has all its bytes.
         while self.announced < self.requests.posted {
             match self.control.record(self.sockets.len(), &self.context)? {
@@ -205,7 +206,7 @@ impl ReceiveComm {
         Ok(())
     }
 
-    /// Takes a record in: a chunk is on its way.
+    /// Processes a record: a chunk is in flight.
     fn announce(&mut self, record: Record) -> Result<(), Error> {
         let k = self.announced;
         let announced = match self.begun {
@@ -235,12 +236,12 @@ impl ReceiveComm {
         Ok(())
     }
 
-    /// The first record of receive `k`: its true size is known.
+    /// Processes the first record of receive `k`, which has its true size.
     fn begin(&mut self, k: u64, total: u32) -> Result<(), Error> {
         let strict = self.context.emulator.settings.strict;
         let posted = self.slot(k).posted;
         let request = &mut self.requests[k];
-        // Never past the end of host memory; the ring of a GPU receive may speak of more bytes than
+        // Never past the end of host memory; the ring of a GPU receive may describe more bytes than
         // were posted, as the real plugin's does.
         if total > posted && (strict || request.mem_type != CUDA) {
             return Err(Error::Truncated {
@@ -260,8 +261,8 @@ impl ReceiveComm {
 
     fn read(&mut self, index: usize, oldest: u64) -> Result<Read, Error> {
         let socket = &mut self.sockets[index];
-        // Pages go to the oldest receive only: if later ones took some, a pool that is large enough for
-        // one message could still be too small for it.
+        // Pages go to the oldest receive only: if later ones took some, a pool that is large enough
+        // for one message could still be too small for it.
         let Some(chunk) = socket.current().filter(|chunk| chunk.receive == oldest) else {
             return Ok(Read::Drained);
         };
@@ -309,7 +310,7 @@ impl ReceiveComm {
         Ok(read)
     }
 
-    /// Shows the entries of a complete receive to the consumer.
+    /// Publishes the entries of a complete receive to the consumer.
     fn publish(&mut self, k: u64) {
         let settings = &self.context.emulator.settings;
         let short = settings.short_receive == k + 1 && self.requests[k].size > 0;
@@ -318,7 +319,7 @@ impl ReceiveComm {
         let request = &mut self.requests[k];
         if short {
             warning!(
-                "receive {} is one byte short because TCPX_EMU_SHORT_RECV asks for it",
+                "receive {} is one byte short as TCPX_EMU_SHORT_RECV requires",
                 k + 1
             );
             request.size -= 1;
@@ -329,7 +330,7 @@ impl ReceiveComm {
         }
     }
 
-    /// `irecvConsumed`: the bytes were unpacked, the pages are free again.
+    /// Performs `irecvConsumed`: the bytes were unpacked, the pages are free again.
     pub(crate) fn consume(&mut self, request: *mut Request) -> Result<(), Error> {
         let _entered = self.context.memory.enter()?;
         let settings = &self.context.emulator.settings;

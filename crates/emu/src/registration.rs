@@ -1,4 +1,4 @@
-//! Registered memory: what `regMr` returns as `mhandle`.
+//! Registered memory, which `regMr` returns as `mhandle`.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,8 +9,8 @@ use crate::memory::Memory;
 use crate::pages::PAGE;
 use crate::tables::memory_kind::{CUDA, HOST};
 
-/// One registration. It does not refer to its comm, only remembers which one it is: `regMr` may run
-/// while another thread uses the comm.
+/// One registration. It does not refer to its comm, only identifies it: `regMr` may run while
+/// another thread uses the comm.
 #[derive(Debug)]
 pub(crate) struct Registration {
     comm: usize,
@@ -25,7 +25,7 @@ pub(crate) struct Buffer {
     pub(crate) data: *mut u8,
     pub(crate) size: u32,
     pub(crate) kind: c_int,
-    /// From the start of its registration.
+    /// Offset from the start of its registration.
     pub(crate) offset: u64,
 }
 
@@ -72,7 +72,7 @@ pub(crate) fn register(
         if kind == CUDA
             && let Memory::Cuda(gpu) = Memory::current(emulator.settings.memory)?
         {
-            // The real one would export the memory as that of the current GPU.
+            // The real plugin would export the memory as that of the current GPU.
             let (current, of_memory) = gpu.ordinals(base)?;
             if of_memory != current {
                 let address = base;
@@ -90,7 +90,7 @@ pub(crate) fn register(
     Ok(Box::into_raw(Box::new(registration)).cast())
 }
 
-/// `regMr` of the plain tables: checks, and leaves `mhandle` alone.
+/// Performs `regMr` of the plain tables: checks, and leaves `mhandle` unchanged.
 pub(crate) fn register_plain(comm: *mut c_void, kind: c_int) -> Result<(), Error> {
     if comm.is_null() {
         return Err(Misuse::Null { what: "the comm" }.into());
@@ -105,16 +105,16 @@ pub(crate) fn register_plain(comm: *mut c_void, kind: c_int) -> Result<(), Error
 /// `deregMr`.
 ///
 /// # Safety
-/// `mhandle` is null or came from [`register`] and was not given back.
+/// `mhandle` is null or came from [`register`] and was not deregistered.
 pub(crate) unsafe fn deregister(emulator: &Emulator, mhandle: *mut c_void) {
     if !mhandle.is_null() {
-        // SAFETY: says the caller.
+        // SAFETY: guaranteed by the caller.
         drop(unsafe { Box::from_raw(mhandle.cast::<Registration>()) });
         emulator.registrations.fetch_sub(1, Relaxed);
     }
 }
 
-/// Checks a buffer that a request is to use.
+/// Checks the buffer of a request.
 ///
 /// # Safety
 /// `mhandle` is null or a live registration (always null for plain comms).
@@ -144,7 +144,7 @@ pub(crate) unsafe fn buffer(
         }
         .into());
     }
-    // SAFETY: a live registration, says the caller.
+    // SAFETY: the caller guarantees a live registration.
     let registration = unsafe { &*mhandle.cast::<Registration>() };
     let address = data as usize;
     if strict {

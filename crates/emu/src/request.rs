@@ -1,5 +1,5 @@
-//! Requests: 128 bytes each, laid out as GPUDirect-TCPX lays them out, in one array per comm whose
-//! addresses repeat. Some callers reach into them, so the fields that they use are kept true.
+//! Requests: 128 bytes each, in the layout of GPUDirect-TCPX, in one array per comm whose addresses
+//! are reused. Some callers access them directly, so the fields that they use are kept valid.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::{c_int, c_void};
@@ -9,9 +9,9 @@ use std::ptr::NonNull;
 use crate::error::{Error, Misuse};
 use crate::ring::Entry;
 
-/// Requests that a TCPX comm has.
+/// Number of requests of a TCPX comm.
 pub(crate) const TCPX_REQUESTS: usize = 16;
-/// Requests that a comm of a plain table has: what NCCL may assume.
+/// Number of requests of a comm of a plain table, as NCCL may assume.
 pub(crate) const PLAIN_REQUESTS: usize = 32;
 
 /// `op` of a send.
@@ -19,7 +19,7 @@ pub(crate) const OP_SEND: c_int = 0;
 /// `op` of a receive.
 pub(crate) const OP_RECEIVE: c_int = 1;
 
-/// Where a receive's ring slot is.
+/// The ring slot of a receive.
 #[repr(C)]
 #[derive(Debug)]
 pub struct UnpackSlot {
@@ -59,11 +59,11 @@ pub struct Request {
     pub next_sock_id: c_int,
     /// Size of the next chunk.
     pub next_size: c_int,
-    /// Bytes that were given to data sockets.
+    /// Bytes passed to data sockets.
     pub offset: u32,
-    /// What was posted; for a receive, the true total once the first header has arrived.
+    /// The posted size; for a receive, the true total once the first header has arrived.
     pub size: u32,
-    /// Bytes that have still to be moved.
+    /// Bytes not moved yet.
     pub size_pending: u32,
     /// Unused: −1.
     pub gpu_mem_fd: c_int,
@@ -121,12 +121,12 @@ impl Requests {
         Layout::array::<Request>(slots).expect("a few requests fit in memory")
     }
 
-    /// How many can still be posted.
+    /// Returns the number of free slots.
     pub(crate) fn free(&self) -> usize {
         self.slots - (self.posted - self.released) as usize
     }
 
-    /// The slot that the next request takes.
+    /// Returns the slot of the next request.
     pub(crate) fn vacant(&self) -> Result<u64, Misuse> {
         match self.free() {
             0 => Err(Misuse::SlotsExhausted { slots: self.slots }),
@@ -134,13 +134,14 @@ impl Requests {
         }
     }
 
-    /// What the caller holds on to for request `k`.
+    /// Returns the pointer that the caller holds for request `k`.
     pub(crate) fn pointer(&self, k: u64) -> *mut Request {
         // SAFETY: the index is below the number of slots.
         unsafe { self.base.as_ptr().add((k % self.slots as u64) as usize) }
     }
 
-    /// Whether `request` is the oldest one that is not finished, which is the only one `test` takes.
+    /// Returns whether `request` is the oldest unfinished one, which is the only one that `test`
+    /// accepts.
     pub(crate) fn check_order(&self, request: *mut Request, strict: bool) -> Result<Order, Error> {
         if self.finished < self.posted && request == self.pointer(self.finished) {
             return Ok(Order::Oldest(self.finished));
@@ -154,10 +155,10 @@ impl Requests {
     }
 }
 
-/// What `test` was given.
+/// The request passed to `test`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// The request whose turn it is.
+    /// The oldest unfinished request.
     Oldest(u64),
     /// A receive that is done and not consumed.
     Done,
@@ -167,8 +168,8 @@ impl Index<u64> for Requests {
     type Output = Request;
 
     fn index(&self, k: u64) -> &Request {
-        // SAFETY: the pointer is within the array, which was zeroed (a valid request). Calls on one
-        // comm are serialised by the caller, so nobody writes meanwhile.
+        // SAFETY: the pointer is within the array, which was zeroed (a valid request). The caller
+        // serialises calls on one comm, so nothing writes meanwhile.
         unsafe { &*self.pointer(k) }
     }
 }

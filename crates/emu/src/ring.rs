@@ -1,5 +1,5 @@
-//! What a receive comm shows to code on the device: a ring of 16 slots, each with up to 2048 entries
-//! that say which bytes of the bounce pages belong where in the posted buffer.
+//! The ring that a receive comm shows to code on the device: 16 slots, each with up to 2048 entries
+//! that map bytes of the bounce pages to positions in the posted buffer.
 //!
 //! ```text
 //!   UnpackHandle (24 bytes, device memory)        Ring (524 416 bytes)
@@ -23,11 +23,11 @@ pub const ENTRIES: usize = 2048;
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// Where the fragment is, from the bounce base.
+    /// Offset of the fragment from the bounce base.
     pub src_off: u32,
     /// Its length.
     pub len: u32,
-    /// Where it belongs, from the posted pointer.
+    /// Offset of its destination from the posted pointer.
     pub dst_off: u64,
 }
 
@@ -36,11 +36,11 @@ pub struct Entry {
 pub struct RingLayout {
     /// Entries of each slot.
     pub entries: [[Entry; ENTRIES]; SLOTS],
-    /// How many of them are valid. Trust it only between "done" and `irecvConsumed`.
+    /// Number of valid entries. Trust it only between "done" and `irecvConsumed`.
     pub count: [u64; SLOTS],
 }
 
-/// What a device handle points to.
+/// The target of a device handle.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct UnpackHandle {
@@ -48,7 +48,7 @@ pub struct UnpackHandle {
     pub meta: *const RingLayout,
     /// The first bounce page.
     pub bounce: *const u8,
-    /// The consumer's own counter: advanced before each unpack. The plugin never looks at it.
+    /// The consumer's own counter: advanced before each unpack. The plugin never reads it.
     pub head: u64,
 }
 
@@ -88,19 +88,19 @@ impl Ring {
         })
     }
 
-    /// Where the device handle's 24 bytes are.
+    /// Returns the address of the device handle's 24 bytes.
     pub(crate) fn handle_address(&self) -> u64 {
         self.handle.device_address()
     }
 
-    /// First entry of receive `k`.
+    /// Returns the first entry of receive `k`.
     pub(crate) fn entries(&self, k: u64) -> *mut Entry {
         let slot = (k % SLOTS as u64) as usize;
         // SAFETY: within the block, which is as large as a `RingLayout`.
         unsafe { self.memory.host().cast::<Entry>().add(slot * ENTRIES) }
     }
 
-    /// Count of receive `k`.
+    /// Returns the count of receive `k`.
     pub(crate) fn count(&self, k: u64) -> *mut u64 {
         let slot = (k % SLOTS as u64) as usize;
         // SAFETY: as above.
@@ -113,29 +113,30 @@ impl Ring {
         }
     }
 
-    /// Writes entry `index` of receive `k`. Nobody may look at it before the count is published.
+    /// Writes entry `index` of receive `k`. Nothing may read it before the count is published.
     pub(crate) fn write(&self, k: u64, index: usize, entry: Entry) {
         assert!(index < ENTRIES, "the caller keeps within the slot");
-        // SAFETY: within the slot; consumers read it only after `publish`, and no more once the slot
+        // SAFETY: within the slot; consumers read it only after `publish`, and not after the slot
         // was consumed.
         unsafe { self.entries(k).add(index).write(entry) };
     }
 
-    /// Makes `count` entries of receive `k` visible, together with the bytes they speak of.
+    /// Publishes `count` entries of receive `k`, together with their bytes.
     pub(crate) fn publish(&self, k: u64, count: u64) {
         // SAFETY: aligned, within the block, and only ever accessed atomically or by a device.
         unsafe { AtomicU64::from_ptr(self.count(k)) }.store(count, Ordering::Release);
-        // A device reads over the bus: the store has to have left this core.
+        // A device reads over the bus: the store must have left this core.
         fence(Ordering::SeqCst);
     }
 
-    /// The entries of receive `k` as a slice, for shuffling.
+    /// Returns the entries of receive `k` as a slice, for shuffling.
     ///
     /// # Safety
     /// The receive is not published, and `len` entries were written.
     pub(crate) unsafe fn written(&mut self, k: u64, len: usize) -> &mut [Entry] {
         assert!(len <= ENTRIES);
-        // SAFETY: within the slot and initialised, says the caller; `&mut self` keeps others off.
+        // SAFETY: within the slot and initialised, as the caller guarantees; `&mut self` excludes
+        // other access.
         unsafe { std::slice::from_raw_parts_mut(self.entries(k), len) }
     }
 }

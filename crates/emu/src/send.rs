@@ -15,7 +15,7 @@ use crate::socket::{Progress, Socket};
 use crate::tables::memory_kind::CUDA;
 use crate::wire::{RECORD_BYTES, Record};
 
-/// Chunks that may wait on one data socket.
+/// Maximum chunks that wait on one data socket.
 const CHUNKS_PER_SOCKET: usize = 6;
 
 /// The sending end of a connection.
@@ -23,14 +23,14 @@ const CHUNKS_PER_SOCKET: usize = 6;
 pub(crate) struct SendComm {
     context: Context,
     pub(crate) requests: Requests,
-    /// Requests that `test` has looked at; later ones only wait.
+    /// Number of requests that `test` has examined; later ones only wait.
     active: u64,
-    /// Requests whose every chunk was given to a socket.
+    /// Number of requests whose chunks were all passed to a socket.
     scheduled: u64,
     control: Socket,
     /// Records that are not sent yet.
     records: Vec<u8>,
-    /// Requests whose every record has left.
+    /// Number of requests whose records were all sent.
     announced: u64,
     sockets: Vec<DataSocket>,
     next_socket: usize,
@@ -41,9 +41,9 @@ pub(crate) struct SendComm {
 struct DataSocket {
     socket: Socket,
     chunks: VecDeque<Chunk>,
-    /// Chunks ever queued: picks the staging buffer.
+    /// Number of chunks ever queued: selects the staging buffer.
     queued: usize,
-    /// It broke. A TCPX comm does not tell: it hangs.
+    /// Whether it broke. A TCPX comm does not report it: it hangs.
     dead: bool,
 }
 
@@ -55,7 +55,7 @@ struct Chunk {
     len: usize,
 }
 
-/// Pinned memory for what is sent from a GPU: one chunk for each place in a socket's queue.
+/// Pinned memory for sends from a GPU: one chunk for each place in a socket's queue.
 #[derive(Debug)]
 struct Staging {
     memory: Block,
@@ -119,7 +119,7 @@ impl SendComm {
         self.context.counts
     }
 
-    /// Queues a send; `None` when the caller has to try again.
+    /// Queues a send; `None` if the caller has to try again.
     pub(crate) fn post(
         &mut self,
         comm: *mut c_void,
@@ -144,7 +144,7 @@ impl SendComm {
         Ok(Some(self.requests.pointer(k)))
     }
 
-    /// Moves what can be moved; the size once `request` is done.
+    /// Moves what can be moved; returns the size once `request` is done.
     pub(crate) fn test(&mut self, request: *mut Request) -> Result<Option<c_int>, Error> {
         let strict = self.context.emulator.settings.strict;
         let Order::Oldest(k) = self.requests.check_order(request, strict)? else {
@@ -182,7 +182,7 @@ impl SendComm {
         Ok(())
     }
 
-    /// Gives chunks of one request to the sockets, in turn.
+    /// Passes chunks of one request to the sockets, in turn.
     fn schedule(&mut self) -> Result<(), Error> {
         let k = self.scheduled;
         let limit = self.context.emulator.settings.chunk;
@@ -253,7 +253,7 @@ impl SendComm {
         Ok(())
     }
 
-    /// Hands the kernel as much as it takes of the chunks that wait on one socket.
+    /// Passes to the kernel as much as it accepts of the chunks that wait on one socket.
     fn feed(&mut self, index: usize) -> Result<(), Error> {
         let DataSocket {
             socket,
@@ -274,8 +274,8 @@ impl SendComm {
                 iov_len: chunk.len,
             };
         }
-        // SAFETY: the buffers were posted and are the plugin's until the request is done; staging is
-        // the comm's own.
+        // SAFETY: the buffers were posted and may be used until the request is done; staging
+        // belongs to the comm.
         let outcome = unsafe { socket.send_pieces(&mut pieces[..chunks.len()]) };
         let mut moved = match outcome {
             Ok(Progress::Moved(n)) => n,
@@ -305,9 +305,9 @@ impl SendComm {
         Ok(())
     }
 
-    /// Breaks the connection as a crashing host would.
+    /// Resets the connection, as a crashing host would.
     fn reset(&mut self) -> Error {
-        warning!("resetting a connection because TCPX_EMU_RESET asks for it");
+        warning!("resetting a connection as TCPX_EMU_RESET requires");
         self.control.reset();
         for data in &self.sockets {
             data.socket.reset();

@@ -1,5 +1,5 @@
-//! The environment variables. One row each: name, values, meaning, parser. The table in the
-//! crate's documentation is checked against these rows by a test.
+//! The environment variables. One row each: name, values, meaning, parser. A test compares the
+//! table in the crate's documentation with these rows.
 
 use std::ffi::{OsStr, OsString, c_int};
 use std::net::{IpAddr, Ipv4Addr};
@@ -9,20 +9,20 @@ use std::time::Duration;
 use crate::faults::{Call, InjectedError};
 use crate::tables::result;
 
-/// What every variable of the emulator begins with.
+/// Prefix of every variable of the emulator.
 pub const PREFIX: &str = "TCPX_EMU_";
 
-/// A variable with a value that means nothing, or an unknown variable.
+/// Reports a variable with an invalid value, or an unknown variable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettingError {
-    /// The value cannot be used.
+    /// The value is invalid.
     #[error("{name}={value}: expected {expected}")]
     Value {
         /// The variable.
         name: String,
-        /// What it was set to.
+        /// Its value.
         value: String,
-        /// What it may be.
+        /// The allowed values.
         expected: String,
     },
     /// There is no such variable.
@@ -30,12 +30,12 @@ pub enum SettingError {
     Unknown {
         /// The variable.
         name: String,
-        /// All the variables there are.
+        /// All known variables.
         known: String,
     },
 }
 
-/// Where the bounce pages, the ring and the device handle are.
+/// The memory of the bounce pages, the ring and the device handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceMemory {
     /// Ordinary memory; "CUDA" pointers are host pointers that were registered as CUDA.
@@ -44,7 +44,7 @@ pub enum DeviceMemory {
     Cuda,
 }
 
-/// How the bytes of a receive are laid into bounce pages.
+/// The layout of a receive's bytes in bounce pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fragments {
     /// Whole pages, the last one shorter.
@@ -55,7 +55,7 @@ pub enum Fragments {
     Odd,
 }
 
-/// What is shuffled in a ring slot.
+/// The order within a ring slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reorder {
     /// Chunks stand in the order in which they completed.
@@ -66,7 +66,7 @@ pub enum Reorder {
     Entries,
 }
 
-/// Which connects fail.
+/// The connects that fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailConnect {
     /// None.
@@ -77,7 +77,7 @@ pub enum FailConnect {
     Nth(u64),
 }
 
-/// Everything that can be set.
+/// All settings.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "each field is described by its row below")]
 pub struct Settings {
@@ -144,7 +144,7 @@ impl Default for Settings {
 pub struct Row {
     /// Without [`PREFIX`].
     pub name: &'static str,
-    /// The values it takes, for messages.
+    /// The allowed values, for messages.
     pub expected: &'static str,
     set: fn(&mut Settings, &str) -> Option<()>,
 }
@@ -246,7 +246,7 @@ pub const ROWS: &[Row] = &[
         },
     ),
     row("NULL_REQ_EVERY", "0 (never), or 2 and more", |s, v| {
-        // Every first one would mean none at all.
+        // Every first one would mean that there are none.
         set(
             &mut s.null_request_every,
             number(v, 0..=u64::MAX).filter(|&n| n != 1),
@@ -300,12 +300,12 @@ impl Settings {
     /// Reads this process's environment.
     ///
     /// # Errors
-    /// The first variable, in no particular order, that is unknown or has a bad value.
+    /// The first variable, in unspecified order, that is unknown or has an invalid value.
     pub fn from_env() -> Result<Self, SettingError> {
         Self::from_vars(std::env::vars_os())
     }
 
-    /// Reads variables from anywhere; those without [`PREFIX`] are not looked at.
+    /// Reads variables from any source; ignores those without [`PREFIX`].
     ///
     /// # Errors
     /// As [`Settings::from_env`].

@@ -1,4 +1,4 @@
-//! The hidden half of a receive: its pages, its chunks, and how it is shown in the ring.
+//! The hidden half of a receive: its pages, its chunks, and its publication in the ring.
 
 use crate::error::Error;
 use crate::faults::Random;
@@ -7,7 +7,7 @@ use crate::receive::Unpack;
 use crate::ring::{ENTRIES, Entry, Ring};
 use crate::settings::{Reorder, Settings};
 
-/// What consumed entries become: a consumer that still reads them copies nothing.
+/// Replaces consumed entries: a consumer that still reads them copies nothing.
 const POISONED: Entry = Entry {
     src_off: 0,
     len: 0,
@@ -17,22 +17,22 @@ const POISONED: Entry = Entry {
 /// State of one receive.
 #[derive(Debug, Default)]
 pub(crate) struct Slot {
-    /// Room that the caller gave.
+    /// Size of the posted buffer.
     pub(crate) posted: u32,
     /// Pages that the receive holds.
     pub(crate) pages: Vec<u32>,
-    /// Where each chunk ends among the entries.
+    /// End of each chunk among the entries.
     chunk_ends: Vec<u32>,
-    /// Fragments that were laid out, arrived or not.
+    /// Number of fragments laid out, arrived or not.
     pub(crate) planned_entries: usize,
     pub(crate) planned_bytes: u32,
-    /// It was said once that the pool is empty.
+    /// Whether an empty pool was logged.
     pub(crate) told_empty: bool,
     scratch: Vec<Entry>,
 }
 
 impl Slot {
-    /// A new receive takes the slot.
+    /// Resets the slot for a new receive.
     pub(crate) fn begin(&mut self, posted: u32) {
         self.posted = posted;
         self.chunk_ends.clear();
@@ -45,7 +45,7 @@ impl Slot {
         self.chunk_ends.last().map_or(0, |&end| end as usize)
     }
 
-    /// Adds the entries of a chunk that is complete.
+    /// Adds the entries of a complete chunk.
     pub(crate) fn append(&mut self, ring: &Ring, k: u64, entries: &[Entry]) {
         let start = self.written();
         for (index, &entry) in entries.iter().enumerate() {
@@ -123,7 +123,7 @@ impl Slot {
         entries.copy_from_slice(&self.scratch);
     }
 
-    /// The receive was consumed: spoils what it showed, then gives its pages back.
+    /// Releases a consumed receive: overwrites its entries, then returns its pages.
     pub(crate) fn release(
         &mut self,
         unpack: &Unpack,

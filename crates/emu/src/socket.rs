@@ -7,13 +7,13 @@ use std::os::fd::AsRawFd;
 
 use socket2::{Domain, Protocol, SockAddr, Socket as Raw, Type};
 
-/// Pieces that one system call takes (`UIO_MAXIOV`).
+/// Maximum pieces of one system call (`UIO_MAXIOV`).
 pub(crate) const MAX_PIECES: usize = 1024;
 
-/// What a read or write came to.
+/// The result of a read or write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// So many bytes, at least one.
+    /// The number of bytes, at least one.
     Moved(usize),
     /// Nothing to read, or no room.
     Blocked,
@@ -26,10 +26,10 @@ pub(crate) enum Progress {
 pub(crate) struct Socket(Raw);
 
 impl Socket {
-    /// Starts to connect; ready once [`Socket::connected`] says so.
+    /// Starts to connect; ready once [`Socket::connected`] returns true.
     pub(crate) fn connect(to: SocketAddr, from: IpAddr, buffer: usize) -> io::Result<Self> {
         let raw = Raw::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
-        // A device reaches what its address reaches; loopback reaches itself only.
+        // A device reaches what its address reaches; loopback reaches only itself.
         if from.is_ipv4() == to.is_ipv4() && !from.is_loopback() {
             raw.bind(&SockAddr::from(SocketAddr::new(from, 0)))?;
         }
@@ -43,8 +43,8 @@ impl Socket {
     fn configure(raw: Raw, buffer: usize) -> io::Result<Self> {
         raw.set_nonblocking(true)?;
         raw.set_tcp_nodelay(true)?;
-        // Pacing, which some systems have by default, only makes the sockets of one machine wait. Where there is no such
-        // algorithm they wait.
+        // Pacing, which some systems have by default, only delays the sockets of one machine.
+        // Without this algorithm they are delayed.
         let _ = raw.set_tcp_congestion(b"cubic");
         if buffer > 0 {
             raw.set_send_buffer_size(buffer)?;
@@ -53,7 +53,7 @@ impl Socket {
         Ok(Self(raw))
     }
 
-    /// Whether connecting has finished.
+    /// Returns whether connecting has finished.
     pub(crate) fn connected(&self) -> io::Result<bool> {
         let mut poll = libc::pollfd {
             fd: self.0.as_raw_fd(),
@@ -73,7 +73,7 @@ impl Socket {
         progress(self.0.send_with_flags(bytes, libc::MSG_NOSIGNAL))
     }
 
-    /// Receives into ordinary bytes; returns what arrived.
+    /// Receives into ordinary bytes; returns the number received.
     pub(crate) fn receive(&self, bytes: &mut [u8]) -> io::Result<Progress> {
         // SAFETY: initialised bytes may be treated as maybe-uninitialised; recv only writes them.
         let uninit = unsafe { &mut *(std::ptr::from_mut(bytes) as *mut [MaybeUninit<u8>]) };
@@ -89,7 +89,7 @@ impl Socket {
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = pieces.as_mut_ptr();
         message.msg_iovlen = pieces.len().min(MAX_PIECES) as _;
-        // SAFETY: the pieces are valid, says the caller.
+        // SAFETY: the caller guarantees the pieces.
         let n =
             unsafe { libc::sendmsg(self.0.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
         progress(usize::try_from(n).map_err(|_| io::Error::last_os_error()))
@@ -98,17 +98,17 @@ impl Socket {
     /// Receives into the pieces, in order.
     ///
     /// # Safety
-    /// The pieces are writable memory that nobody else uses.
+    /// The pieces are writable memory that nothing else uses.
     pub(crate) unsafe fn receive_pieces(&self, pieces: &[libc::iovec]) -> io::Result<Progress> {
         let count = pieces.len().min(MAX_PIECES) as i32;
-        // SAFETY: the pieces are valid, says the caller.
+        // SAFETY: the caller guarantees the pieces.
         let n = unsafe { libc::readv(self.0.as_raw_fd(), pieces.as_ptr(), count) };
         progress(usize::try_from(n).map_err(|_| io::Error::last_os_error()))
     }
 
-    /// Breaks the connection off: the peer gets a reset.
+    /// Aborts the connection: the peer gets a reset.
     pub(crate) fn reset(&self) {
-        // Connecting to "nothing" is how Linux aborts a connection without closing its descriptor.
+        // Connecting to AF_UNSPEC is how Linux aborts a connection without closing its descriptor.
         // SAFETY: zeroes are a valid address of family AF_UNSPEC.
         let nothing: libc::sockaddr = unsafe { std::mem::zeroed() };
         let bytes = size_of_val(&nothing) as libc::socklen_t;
@@ -136,7 +136,7 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Listens on a port of the kernel's choice.
+    /// Listens on a port that the kernel chooses.
     pub(crate) fn bind(address: IpAddr, buffer: usize) -> io::Result<Self> {
         let address = SocketAddr::new(address, 0);
         let raw = Raw::new(
@@ -157,7 +157,7 @@ impl Listener {
             .ok_or_else(|| ErrorKind::Unsupported.into())
     }
 
-    /// The next connection, if there is one.
+    /// Returns the next connection, if there is one.
     pub(crate) fn accept(&self) -> io::Result<Option<Socket>> {
         match self.raw.accept() {
             Ok((raw, _)) => Socket::configure(raw, self.buffer).map(Some),

@@ -1,7 +1,7 @@
 //! The C side: function tables, properties and constants of NCCL net plugins v6, v7 and v8.
 //!
-//! Every C enum is a plain `c_int` here, and every function pointer may be null: whoever reads a
-//! foreign table cannot rely on less.
+//! Every C enum is a plain `c_int` here, and every function pointer may be null: a reader of a
+//! foreign table cannot assume more.
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 
@@ -9,17 +9,17 @@ use std::ffi::{c_char, c_int, c_ulong, c_void};
 pub mod result {
     use std::ffi::c_int;
 
-    /// It worked, or it is under way.
+    /// Success, or in progress.
     pub const SUCCESS: c_int = 0;
     /// A CUDA driver call failed.
     pub const UNHANDLED_CUDA_ERROR: c_int = 1;
     /// A system call failed, or the peer is gone.
     pub const SYSTEM_ERROR: c_int = 2;
-    /// The call breaks the contract, or a limit was reached.
+    /// The call violates the contract, or a limit was reached.
     pub const INTERNAL_ERROR: c_int = 3;
-    /// A setting has a bad value.
+    /// A setting has an invalid value.
     pub const INVALID_ARGUMENT: c_int = 4;
-    /// More was sent than the receive has room for.
+    /// More was sent than fits the receive.
     pub const INVALID_USAGE: c_int = 5;
     /// The peer closed the connection (plain tables).
     pub const REMOTE_ERROR: c_int = 6;
@@ -43,13 +43,13 @@ pub mod net_device {
     pub const HOST: c_int = 0;
     /// Received bytes are in bounce pages and have to be unpacked.
     pub const UNPACK: c_int = 1;
-    /// What goes with [`HOST`].
+    /// The version of [`HOST`].
     pub const INVALID_VERSION: c_int = 0;
-    /// What goes with [`UNPACK`].
+    /// The version of [`UNPACK`].
     pub const UNPACK_VERSION: c_int = 7;
 }
 
-/// Bytes that a connection handle may take.
+/// Maximum bytes of a connection handle.
 pub const HANDLE_BYTES: usize = 128;
 
 /// `ncclDebugLogger_t`: printf-style.
@@ -62,24 +62,24 @@ pub type Logger = unsafe extern "C" fn(
     ...
 );
 
-/// `ncclNetDeviceHandle_v7_t`: what a receive comm offers to code on the device.
+/// `ncclNetDeviceHandle_v7_t`: the interface of a receive comm for code on the device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceHandle {
     /// One of [`net_device`].
     pub net_device_type: c_int,
-    /// The version that goes with it.
+    /// Its version.
     pub net_device_version: c_int,
     /// Device pointer to [`crate::ring::UnpackHandle`].
     pub handle: *mut c_void,
-    /// Size of what `handle` points to.
+    /// Size of the target of `handle`.
     pub size: usize,
     /// Whether the host has to poll for progress.
     pub needs_proxy_progress: c_int,
 }
 
 impl DeviceHandle {
-    /// All zero: what `accept` expects to be given.
+    /// All zero, as `accept` expects it.
     pub const ZERO: Self = Self {
         net_device_type: 0,
         net_device_version: 0,
@@ -107,9 +107,9 @@ pub struct PropertiesV6 {
     pub port: c_int,
     /// µs.
     pub latency: f32,
-    /// Comms that may exist.
+    /// Maximum comms.
     pub max_comms: c_int,
-    /// Receives that one `irecv` may group.
+    /// Maximum receives of one `irecv`.
     pub max_recvs: c_int,
 }
 
@@ -121,11 +121,11 @@ pub struct PropertiesV7 {
     pub common: PropertiesV6,
     /// One of [`net_device`].
     pub net_device_type: c_int,
-    /// The version that goes with it.
+    /// Its version.
     pub net_device_version: c_int,
 }
 
-/// `ncclNetProperties_v8_t`: `reg_is_global` pushes the rest back.
+/// `ncclNetProperties_v8_t`: `reg_is_global` shifts the rest.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct PropertiesV8 {
@@ -137,7 +137,7 @@ pub struct PropertiesV8 {
     pub guid: u64,
     /// Bits of [`memory_kind`].
     pub ptr_support: c_int,
-    /// Whether a registration holds for every comm.
+    /// Whether a registration is valid for every comm.
     pub reg_is_global: c_int,
     /// Mbit/s.
     pub speed: c_int,
@@ -145,13 +145,13 @@ pub struct PropertiesV8 {
     pub port: c_int,
     /// µs.
     pub latency: f32,
-    /// Comms that may exist.
+    /// Maximum comms.
     pub max_comms: c_int,
-    /// Receives that one `irecv` may group.
+    /// Maximum receives of one `irecv`.
     pub max_recvs: c_int,
     /// One of [`net_device`].
     pub net_device_type: c_int,
-    /// The version that goes with it.
+    /// Its version.
     pub net_device_version: c_int,
 }
 

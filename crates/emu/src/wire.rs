@@ -7,12 +7,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use crate::error::{Error, Misuse};
 use crate::tables::HANDLE_BYTES;
 
-/// Bytes of a handle that mean something.
+/// Number of meaningful bytes of a handle.
 const HANDLE_USED: usize = 88;
-/// Where connect keeps a pointer to its progress.
+/// Offset at which connect keeps a pointer to its progress.
 pub(crate) const STATE_AT: usize = 80;
 
-/// What `listen` tells the connecting side, in the layout of GPUDirect-TCPX.
+/// The handle from `listen` for the connecting side, in the layout of GPUDirect-TCPX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle {
     pub(crate) address: SocketAddr,
@@ -20,7 +20,7 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    /// The 128 bytes; everything that is not used is zero, the state pointer included.
+    /// Encodes the 128 bytes; unused ones are zero, including the state pointer.
     pub(crate) fn encode(&self) -> [u8; HANDLE_BYTES] {
         let mut bytes = [0; HANDLE_BYTES];
         let address = encode_address(self.address);
@@ -33,7 +33,7 @@ impl Handle {
         bytes
     }
 
-    /// Reads a handle that came from anywhere.
+    /// Decodes a handle from any source.
     pub(crate) fn decode(bytes: &[u8; HANDLE_BYTES]) -> Result<Self, Misuse> {
         let address = decode_address(&bytes[..28]).ok_or(Misuse::ForeignHandle)?;
         let sockets = i32::from_ne_bytes([bytes[36], bytes[37], bytes[38], bytes[39]]);
@@ -48,7 +48,7 @@ impl Handle {
     }
 }
 
-/// A `sockaddr_in` or `sockaddr_in6` in 28 bytes.
+/// Encodes a `sockaddr_in` or `sockaddr_in6` in 28 bytes.
 fn encode_address(address: SocketAddr) -> [u8; 28] {
     let mut bytes = [0; 28];
     bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
@@ -80,7 +80,7 @@ fn decode_address(bytes: &[u8]) -> Option<SocketAddr> {
 pub(crate) const GREETING_BYTES: usize = 24;
 const GREETING_MAGIC: u32 = 0x7c9e_07e7;
 
-/// First bytes on every socket: which connection it belongs to, and as what.
+/// The first bytes on every socket: its connection, and its role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Greeting {
     /// The same on all sockets of a connection.
@@ -89,7 +89,7 @@ pub(crate) struct Greeting {
     pub(crate) index: u32,
     /// Data sockets of the connection.
     pub(crate) sockets: u32,
-    /// Whether the other end is a plain table's.
+    /// Whether the other end uses a plain table.
     pub(crate) plain: bool,
 }
 
@@ -132,7 +132,7 @@ pub(crate) struct Record {
     /// Data socket that carries it.
     pub(crate) socket: u16,
     pub(crate) size: u32,
-    /// Where it belongs in the message.
+    /// Its offset in the message.
     pub(crate) offset: u32,
     /// Bytes of the whole message.
     pub(crate) total: u32,
@@ -144,7 +144,7 @@ const NORMAL: u16 = 0;
 const INLINE: u16 = 1;
 
 impl Record {
-    /// A message of no bytes.
+    /// Creates the record of an empty message.
     pub(crate) const EMPTY: Self = Self {
         socket: 0,
         size: 0,
@@ -163,7 +163,7 @@ impl Record {
         bytes
     }
 
-    /// Reads a record and checks all that can be checked without knowing the message.
+    /// Decodes a record and checks everything that does not depend on the message.
     pub(crate) fn decode(bytes: &[u8; RECORD_BYTES], sockets: usize) -> Result<Self, Error> {
         let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let word = |at: usize| {

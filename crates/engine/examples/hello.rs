@@ -1,4 +1,4 @@
-//! The smallest transfer: one session writes "Hello" into another one's memory and says so.
+//! The smallest transfer: one session writes "Hello" into another's memory and notifies it.
 //!
 //! Run: `cargo run --example hello`. Both sessions are in this process; `kv_blocks` has two.
 

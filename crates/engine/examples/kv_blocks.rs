@@ -1,12 +1,13 @@
-//! Two processes, as on two nodes: the client reads scattered KV blocks out of the server's memory, then tells it
-//! that it has them. The server's application only waits.
+//! Two processes, as on two nodes: the client reads scattered KV blocks from the server's memory,
+//! then notifies the server. The server's application only waits.
 //!
 //! ```sh
 //! cargo run --example kv_blocks -- server 127.0.0.1:18515
 //! cargo run --example kv_blocks -- client 127.0.0.1:18515
 //! ```
 //!
-//! The socket at the given address stands for whatever an application has to pass a few hundred bytes on: etcd, a scheduler, HTTP.
+//! The socket at the given address represents any channel that an application has for a few hundred
+//! bytes: etcd, a scheduler, HTTP.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -36,7 +37,7 @@ fn server(address: &str) -> Result<(), Box<dyn std::error::Error>> {
     let region = session.register(&cache)?;
 
     let listener = TcpListener::bind(address)?;
-    // Port 0 takes a free one.
+    // Port 0 takes any free port.
     println!(
         "server: listening on port {}",
         listener.local_addr()?.port()
@@ -64,7 +65,7 @@ fn client(address: &str) -> Result<(), Box<dyn std::error::Error>> {
     let cache = Buffer::new(BLOCKS * BLOCK);
     let mine = session.register(&cache)?;
 
-    // The blocks in an order of our own: a stride that visits each of them once.
+    // Read the blocks in another order: a stride that visits each of them once.
     let place = |i: usize| i * 1001 % BLOCKS;
     let segments = (0..BLOCKS).map(|i| Segment {
         local: mine.at(i * BLOCK),

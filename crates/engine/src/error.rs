@@ -1,15 +1,19 @@
-//! Everything that can go wrong, and who has to act on it.
+//! The engine's error type, sorted by who has to act.
 //!
-//! [`Error`] says what failed, [`Error::kind`] what a program branches on, and the causes inside
-//! why it failed: of a peer ([`peer`]), a plugin ([`plugin`]) or the system ([`io`]). All of them
-//! can be compared. Texts are for people; the ones inside came from the peer or the plugin, or say
-//! what a call was for.
+//! [`Error`] names the failure, [`Error::kind`] gives programs a value to branch on, and the causes
+//! inside tell why it failed: on the peer's side ([`peer`]), in a plugin ([`plugin`]) or in the
+//! system ([`io`]). All errors are comparable. Texts are for people; strings inside an error came
+//! from the peer or the plugin, or describe the failed call.
 
 mod incompatible;
 mod io;
 mod peer;
 mod plugin;
+mod ports;
+mod remedy;
 
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,10 +29,11 @@ pub use self::io::IoError;
 use self::peer::Listed;
 pub use self::peer::{Attempt, AttemptCause, LostCause, Misbehaviour};
 pub use self::plugin::{CommCause, PluginFault};
-use crate::config::ConfigError;
+use self::ports::Taken;
+use crate::config::{ConfigError, PortRange};
 use crate::ids::MemId;
 
-/// Which side of a segment an error is about.
+/// Side of a segment that an error concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Memory of this process.
@@ -46,34 +51,34 @@ impl std::fmt::Display for Side {
     }
 }
 
-/// The coarse sort of an [`Error`]: what a program branches on, and what the C status codes and the
-/// NIXL statuses follow from.
+/// Coarse category of an [`Error`]: programs branch on it, and C status codes and NIXL statuses are
+/// derived from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The call made no sense: fix the arguments.
+    /// The call is invalid: fix the arguments.
     InvalidArgument,
-    /// What was named does not exist.
+    /// The named object does not exist.
     NotFound,
     /// The state of the object forbids the call.
     NotAllowed,
-    /// Not now: the transfer is still in flight, or the peer does not keep up. Try again later.
+    /// Temporary: the transfer is still in flight, or the peer does not keep up. Try again later.
     Busy,
-    /// The caller's own time limit ran out; nothing was cancelled.
+    /// The caller's time limit expired; nothing was cancelled.
     Timeout,
     /// The peer is gone, unreachable or silent.
     Disconnected,
-    /// The peer answered and said no.
+    /// The peer answered with a refusal.
     Refused,
     /// The transfer was aborted by this side.
     Aborted,
     /// A tagged message was longer than the buffer posted for it.
     Truncated,
-    /// This machine did not give what was needed.
+    /// This machine lacks a required resource or permission.
     Environment,
     /// The session is closed.
     Closed,
-    /// The handle belongs to the process that this one was forked from.
+    /// The handle belongs to the parent of this forked process.
     Forked,
     /// The peer broke the protocol.
     ProtocolViolation,
@@ -81,7 +86,7 @@ pub enum ErrorKind {
     NotSupported,
 }
 
-/// An error of the engine. Cheap to clone; [`Error::kind`] sorts it, and tests compare it.
+/// An error of the engine. Cheap to clone and comparable; [`Error::kind`] gives its category.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -97,54 +102,56 @@ pub enum Error {
     SegmentOutOfBounds {
         /// Position in the segment list.
         index: usize,
-        /// Which side is too short.
+        /// The side whose region is too short.
         side: Side,
-        /// Offset asked for.
+        /// Requested offset.
         offset: usize,
-        /// Length asked for.
+        /// Requested length.
         len: usize,
-        /// Bytes the region has.
+        /// Length of the region.
         region_len: usize,
     },
 
-    /// A region of no bytes, or one that wraps around the address space, was to be registered.
+    /// The region to register is empty or wraps around the address space.
     #[error(
-        "cannot register {len} bytes at {address:#x}: a region needs at least one byte and must not wrap"
+        "cannot register {len} bytes at {address:#x}: a region needs at least one byte and must \
+         not wrap"
     )]
     BadRegion {
-        /// Address given.
+        /// Requested address.
         address: usize,
-        /// Length given.
+        /// Requested length.
         len: usize,
     },
 
-    /// Memory that was said to be on a GPU is not.
+    /// Memory registered as GPU memory is not on a GPU.
     #[error(
-        "the memory at {address:#x} is not on CUDA device {device}, nor on any other: register it as host memory"
+        "the memory at {address:#x} is on no CUDA device, although device {device} was given: \
+         register it as host memory"
     )]
     NotOnDevice {
-        /// Where the memory begins.
+        /// Start of the memory.
         address: usize,
-        /// The device that it was said to be on.
+        /// The device that the caller gave.
         device: u32,
     },
 
-    /// A GPU, or the driver, has refused or failed. Look at the machine, unless the error inside
-    /// names an argument.
+    /// A GPU or its driver refused or failed.
+    /// Check the machine, unless the error inside names an argument.
     #[error(transparent)]
     Device(#[from] tcpx_cuda::Error),
 
-    /// A NCCL net plugin cannot be used, or has failed. Look at `TCPX_PLUGIN` and at the plugin's
-    /// own settings.
+    /// A NCCL net plugin cannot be used, or failed.
+    /// Check `TCPX_PLUGIN` and the plugin's own settings.
     #[error("{0}")]
     Plugin(#[from] tcpx_ncclnet::Error),
 
-    /// A NCCL net plugin did something that it must not. Whoever provides the plugin must act.
+    /// A NCCL net plugin violated the plugin API. The provider of the plugin must act.
     #[error("the plugin broke its contract: {0}")]
     PluginBroke(PluginFault),
 
-    /// The peer was reached, and the plugin that carries payload could not connect to it. The cause
-    /// says whether this side, the peer or the plugin must act.
+    /// The peer was reached, but the plugin that carries payload could not connect to it. The cause
+    /// tells whether this side, the peer or the plugin must act.
     #[error("the plugin cannot connect to peer {peer:?}: {cause}")]
     PluginNotConnected {
         /// The peer.
@@ -153,27 +160,28 @@ pub enum Error {
         cause: CommCause,
     },
 
-    /// A plugin has messages in hand and completes none. Typical causes: the peer hangs, or the
-    /// plugin's network is gone. Look at the peer, then at the plugin's log.
+    /// A plugin has outstanding messages and completes none. Typical causes: the peer hangs, or the
+    /// plugin's network is gone. Check the peer, then the plugin's log.
     #[error(
-        "the plugin has completed no message of peer {peer:?} for {after:?} (limit: TCPX_PEER_TIMEOUT)"
+        "the plugin has completed no message of peer {peer:?} for {after:?} (limit: \
+         TCPX_PEER_TIMEOUT)"
     )]
     PluginStalled {
         /// The peer.
         peer: String,
-        /// How long nothing was completed.
+        /// Time without a completed message.
         after: Duration,
     },
 
-    /// A copy was lost together with others on its queue.
+    /// A copy failed because an earlier copy on the same queue failed.
     #[error("the device failed while it was copying: an earlier error says why")]
     DeviceLost,
 
-    /// The region was deregistered, now or while a transfer was using it.
+    /// The region was deregistered, before or during the transfer.
     #[error("region {0} is no longer registered: register it again and prepare the transfer anew")]
     RegionDeregistered(MemId),
 
-    /// Memory of this process that is registered is not mapped, or not for this access. Typical
+    /// Registered memory of this process is unmapped, or protected against this access. Typical
     /// cause: it was unmapped, freed or protected before its region was deregistered.
     #[error(
         "registered memory cannot be accessed: deregister before memory is unmapped or protected"
@@ -202,7 +210,7 @@ pub enum Error {
     #[error("the transfer is still in flight: wait until it is done before posting it again")]
     TransferActive,
 
-    /// There is nothing to wait for.
+    /// The transfer was not posted, so there is no end to wait for.
     #[error("the transfer was never posted: post it before waiting for its end")]
     NotPosted,
 
@@ -210,66 +218,79 @@ pub enum Error {
     #[error("a tagged {0} is posted when it is made and cannot be posted again")]
     NotRepostable(&'static str),
 
-    /// So much waits to be sent to the peer that it takes no more for now. Typical causes: the
-    /// peer's application does not take its notifications, or the network is slow. Try again later.
+    /// Too many bytes are queued for the peer. Typical causes: the peer's application does not take
+    /// its notifications, or the network is slow. Try again later.
     #[error(
-        "peer {peer:?} does not keep up: {queued} bytes of messages wait to be sent to it (limit: half of TCPX_QUEUE_BYTES)"
+        "peer {peer:?} does not keep up: {queued} bytes of messages are queued for it (limit: half \
+         of TCPX_QUEUE_BYTES)"
     )]
     PeerBehind {
         /// The peer.
         peer: String,
-        /// Bytes that wait.
+        /// Bytes queued.
         queued: usize,
     },
 
-    /// The notification is longer than a session keeps of one peer.
+    /// The notification is longer than a session keeps for one peer.
     #[error("a notification of {len} bytes is over the limit of {max}")]
     NotificationTooLong {
-        /// Bytes given.
+        /// Length of the notification.
         len: usize,
-        /// Bytes allowed.
+        /// Longest allowed notification.
         max: u64,
     },
 
     /// A tagged message does not fit the buffer that was posted for it.
     #[error("a tagged message of {len} bytes does not fit the posted buffer of {capacity}")]
     MessageTruncated {
-        /// Bytes of the message.
+        /// Length of the message.
         len: u64,
-        /// Bytes of the buffer.
+        /// Length of the buffer.
         capacity: u64,
     },
 
     /// No connection to the peer could be made. Typical causes: its process has ended, its
-    /// connection info is stale, or the network does not lead to it. Look at each attempt.
+    /// connection info is stale, or the network does not reach it. Check each attempt.
     #[error("peer {peer:?} cannot be reached: {}", Listed(attempts))]
     PeerUnreachable {
         /// The peer.
         peer: String,
-        /// Each address that was tried and what happened there; lanes that failed alike are one.
+        /// Addresses that were tried, with the result of each; lanes with equal results are merged.
         attempts: Vec<Attempt>,
     },
 
-    /// The two sessions do not fit: one requires what the other does not offer. Configure them
-    /// alike.
+    /// The caller's time limit expired before a connection to the peer was made. The attempt
+    /// continues; the caller may wait again. Causes as for [`Error::PeerUnreachable`].
+    #[error("peer {peer:?} was not reached within {after:?}: {}", Listed(attempts))]
+    NotReachedInTime {
+        /// The peer.
+        peer: String,
+        /// The limit.
+        after: Duration,
+        /// Addresses tried so far, with the result of each.
+        attempts: Vec<Attempt>,
+    },
+
+    /// The two sessions are incompatible: one requires a feature that the other does not offer.
+    /// Configure both alike.
     #[error("{}", incompatible(peer, *peer_lacks, *session_lacks))]
     Incompatible {
         /// The peer.
         peer: String,
-        /// What this session requires and the peer does not offer.
+        /// Features that this session requires and the peer does not offer.
         peer_lacks: Features,
-        /// What the peer requires and this session does not offer.
+        /// Features that the peer requires and this session does not offer.
         session_lacks: Features,
     },
 
-    /// The peer has not loaded our info and we have not loaded its: there is no way to connect.
+    /// Neither side has loaded the other's connection info, so no connection can be made.
     #[error(
         "peer {0:?} is not connected and its connection info is not loaded: load it to connect"
     )]
     PeerNotConnected(String),
 
-    /// The connection to the peer ended. The cause says by whom; whatever was in flight may have
-    /// reached the peer or not.
+    /// The connection to the peer ended. The cause tells which side ended it; data in flight may or
+    /// may not have reached the peer.
     #[error("lost the connection to peer {peer:?}: {cause}")]
     PeerLost {
         /// The peer.
@@ -278,13 +299,13 @@ pub enum Error {
         cause: LostCause,
     },
 
-    /// The peer's machine still answers, its process does not. Typical causes: it is stopped (by a
-    /// debugger, for instance) or starved. Look at the peer.
+    /// The peer's machine still answers, but its process does not. Typical causes: the process is
+    /// stopped (for instance by a debugger) or starved. Check the peer.
     #[error("peer {peer:?} has made no progress for {after:?} (limit: TCPX_PEER_TIMEOUT)")]
     PeerSilent {
         /// The peer.
         peer: String,
-        /// How long nothing happened.
+        /// Time without progress.
         after: Duration,
     },
 
@@ -294,21 +315,22 @@ pub enum Error {
     PeerRefused {
         /// The peer.
         peer: String,
-        /// Its reason.
+        /// The peer's reason.
         status: Status,
-        /// Its words.
+        /// The peer's explanation.
         text: String,
     },
 
-    /// The setting `same_host` requires that memory is copied directly, and it cannot be. Mend what
-    /// the reason says, or set `TCPX_SAME_HOST=auto`.
+    /// The setting `same_host=require` demands direct copies, which are not possible. Remove the
+    /// obstacle that the reason names, or set `TCPX_SAME_HOST=auto`.
     #[error(
-        "memory of peer {peer:?} cannot be copied directly, as TCPX_SAME_HOST=require asks for: {reason}"
+        "memory of peer {peer:?} cannot be copied directly, as TCPX_SAME_HOST=require demands: \
+         {reason}"
     )]
     NotSameHost {
         /// The peer.
         peer: String,
-        /// Why not.
+        /// Why direct copies are not possible.
         reason: String,
     },
 
@@ -317,14 +339,14 @@ pub enum Error {
     PeerMisbehaved {
         /// The peer.
         peer: String,
-        /// How.
+        /// The violation.
         what: Misbehaviour,
     },
 
-    /// The caller's time limit ran out. Nothing was cancelled; the caller may wait again.
+    /// The caller's time limit expired. Nothing was cancelled; the caller may wait again.
     #[error("{what} did not happen within {after:?}")]
     Timeout {
-        /// What was waited for, for people: the caller knows it by the call.
+        /// The awaited event, for people: programs know it from the call.
         what: &'static str,
         /// The limit.
         after: Duration,
@@ -338,8 +360,8 @@ pub enum Error {
     #[error("the session is closed")]
     Closed,
 
-    /// The handle belongs to the process that this one was forked from. Create a session in this
-    /// process; what was inherited may be dropped, which does nothing here.
+    /// The handle belongs to the parent of this forked process. Create a session in this process;
+    /// dropping an inherited handle does nothing.
     #[error(transparent)]
     Forked(#[from] Forked),
 
@@ -347,19 +369,56 @@ pub enum Error {
     #[error(transparent)]
     Interfaces(Arc<SelectError>),
 
-    /// The operating system refused something. Look at the limits and the permissions of this
-    /// process.
+    /// Every port that the session may listen on is taken at one of its addresses. Typical cause:
+    /// more sessions run on this host than the setting `listen_port` has ports.
+    #[error("{}", Taken(ports, address))]
+    PortsTaken {
+        /// The ports that the session may take.
+        ports: PortRange,
+        /// The last port that was tried, with the address at which it is taken.
+        address: SocketAddr,
+    },
+
+    /// None of the host names in the peer's connection info resolves to an address. Check the names
+    /// that the peer advertises, and this machine's resolver.
+    #[error(
+        "peer {peer:?} cannot be reached: {host}, which it advertises, cannot be resolved: {source}"
+    )]
+    PeerNotResolved {
+        /// The peer.
+        peer: String,
+        /// The last host name that was tried.
+        host: String,
+        /// The resolver's error.
+        source: IoError,
+    },
+
+    /// The trace that the setting `trace` asks for cannot be written. Typical causes: the folder does
+    /// not exist, or this process may not write to it.
+    #[error(
+        "the trace {} cannot be written: {source}; name a file that this process may write in TCPX_TRACE, or \
+         unset it",
+        path.display()
+    )]
+    Trace {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: IoError,
+    },
+
+    /// The operating system refused a call. Check the limits and permissions of this process.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done, for people.
+        /// The operation that failed, for people.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: IoError,
     },
 }
 
 impl Error {
-    /// What sort of error this is.
+    /// Returns the category of the error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -393,6 +452,7 @@ impl Error {
             | Self::PeerLost { .. }
             | Self::PluginNotConnected { .. }
             | Self::PluginStalled { .. }
+            | Self::PeerNotResolved { .. }
             | Self::PeerSilent { .. } => ErrorKind::Disconnected,
             Self::PeerRefused {
                 status: Status::Truncated,
@@ -400,11 +460,25 @@ impl Error {
             } => ErrorKind::Truncated,
             Self::PeerRefused { .. } => ErrorKind::Refused,
             Self::PeerMisbehaved { .. } => ErrorKind::ProtocolViolation,
-            Self::Timeout { .. } => ErrorKind::Timeout,
+            Self::Timeout { .. } | Self::NotReachedInTime { .. } => ErrorKind::Timeout,
             Self::Aborted => ErrorKind::Aborted,
             Self::Closed => ErrorKind::Closed,
             Self::Forked(_) => ErrorKind::Forked,
-            Self::Interfaces(_) | Self::Io { .. } => ErrorKind::Environment,
+            Self::Interfaces(_)
+            | Self::PortsTaken { .. }
+            | Self::Trace { .. }
+            | Self::Io { .. } => ErrorKind::Environment,
+        }
+    }
+
+    /// Returns the remedy, if the causes suggest one. The text of the error includes it.
+    #[must_use]
+    pub fn remedy(&self) -> Option<String> {
+        match self {
+            Self::PeerUnreachable { attempts, .. } | Self::NotReachedInTime { attempts, .. } => {
+                remedy::remedy(attempts)
+            }
+            _ => None,
         }
     }
 

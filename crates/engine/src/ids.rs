@@ -1,8 +1,8 @@
-//! Names that every layer uses.
+//! Identifiers that every layer uses.
 
 use std::fmt;
 
-/// Names a registration within its session.
+/// Identifies a registration within its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MemId(pub u64);
 

@@ -1,14 +1,15 @@
-//! Log lines: how often one is written, and by whom.
+//! Log lines: their rate limit and a writer that does not block.
 //!
-//! The engine reports by [`tracing`] events. Two rules keep a peer from harming the session with them:
+//! The engine reports through [`tracing`] events. Two rules keep a peer from harming the session
+//! through log lines:
 //!
-//! - A line that a peer can cause is limited in rate at each place in the code (`limited!`).
-//! - No thread of the engine waits for a log. [`stderr`] is a writer that never blocks: it queues
-//!   lines for a thread of its own and drops them where that thread cannot keep up.
+//! - A line that a peer can cause is rate-limited at each call site (`limited!`).
+//! - No engine thread waits for log output. [`stderr`] is a writer that never blocks: it queues
+//!   lines for a thread of its own and drops lines when that thread cannot keep up.
 //!
-//! The second rule holds for the subscribers that the `tcpx` command, the C library, the NIXL plugin
-//! and the Python package install. A Rust program that installs its own subscriber must see to it
-//! itself that writing a line does not block, most simply by using this writer:
+//! The second rule holds for the subscribers that the `tcpx` command, the C library, the NIXL
+//! plugin and the Python package install. A Rust program that installs its own subscriber must make
+//! sure that writing a line does not block, most simply with this writer:
 //!
 //! ```ignore
 //! tracing_subscriber::fmt().with_writer(tcpx::log::stderr).init();
@@ -19,23 +20,34 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Bytes that wait for standard error: some thousand lines.
+/// Limits the bytes queued for standard error: a few thousand lines.
 const MAX_QUEUED: usize = 256 << 10;
 
-/// How long the end of the process waits for the last lines.
+/// Limits how long process exit waits for the last lines.
 const LAST_LINES: Duration = Duration::from_millis(250);
 
-/// Lines in a row that a place in the code may write before its rate is limited.
-const BURST: u64 = 10;
+/// Lines that one call site may write in a row before its rate is limited.
+pub(crate) const BURST: u64 = 10;
 
-/// The time after which a place whose rate is limited may write another line.
+/// Lines that a call site with one line per peer may write in a row, such as for connections: a
+/// session with a thousand peers writes a line for each.
+pub(crate) const EACH_PEER: u64 = 1024;
+
+/// Time after which a rate-limited call site may write another line.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Writes an event of a level (`WARN`, `DEBUG`), unless this place has written too many. The next one
-/// that is written says in `left_out` how many were not.
+/// Writes an event of a level (`WARN`, `DEBUG`), unless this call site has exceeded its rate. The
+/// next event written carries the number of suppressed events in `left_out`. `EACH_PEER` before the
+/// level allows that many in a row.
 macro_rules! limited {
-    ($level:ident, $($line:tt)+) => {{
-        static LIMIT: $crate::log::Limit = $crate::log::Limit::new();
+    (EACH_PEER, $level:ident, $($line:tt)+) => {
+        $crate::log::limited!(@ $crate::log::EACH_PEER, $level, $($line)+)
+    };
+    ($level:ident, $($line:tt)+) => {
+        $crate::log::limited!(@ $crate::log::BURST, $level, $($line)+)
+    };
+    (@ $burst:expr, $level:ident, $($line:tt)+) => {{
+        static LIMIT: $crate::log::Limit = $crate::log::Limit::with_burst($burst);
         if tracing::enabled!(tracing::Level::$level)
             && let Some(left_out) = LIMIT.admit(std::time::Instant::now())
         {
@@ -47,29 +59,49 @@ macro_rules! limited {
 
 pub(crate) use limited;
 
-/// The rate of the lines of one place in the code: [`BURST`] at once, then one each [`INTERVAL`].
-pub(crate) struct Limit {
-    /// When the lines that were admitted so far would have come at one each interval, in nanoseconds.
+/// Limits the rate of one call site: ten lines at once, then one per second. For programs and
+/// bindings that log errors of this library.
+///
+/// ```
+/// static LIMIT: tcpx::log::Limit = tcpx::log::Limit::new();
+/// if let Some(left_out) = LIMIT.admit(std::time::Instant::now()) {
+///     eprintln!("something went wrong; {left_out} lines before this one were left out");
+/// }
+/// ```
+#[derive(Debug)]
+pub struct Limit {
+    burst: u64,
+    /// Time at which the admitted lines are paid for at one line per interval, in nanoseconds.
     paid_until: AtomicU64,
     left_out: AtomicU64,
 }
 
 impl Limit {
-    pub(crate) const fn new() -> Self {
+    /// Makes a limit that nothing has used.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self::with_burst(BURST)
+    }
+
+    /// Makes a limit that lets so many lines pass at once.
+    #[must_use]
+    pub const fn with_burst(burst: u64) -> Self {
         Self {
+            burst,
             paid_until: AtomicU64::new(0),
             left_out: AtomicU64::new(0),
         }
     }
 
-    /// Decides about a line: returns how many were left out before it, or none if it is left out too.
-    pub(crate) fn admit(&self, now: Instant) -> Option<u64> {
+    /// Decides about a line. Returns the number of lines suppressed before it, or `None` if this
+    /// line is suppressed as well.
+    pub fn admit(&self, now: Instant) -> Option<u64> {
         static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
         let interval = INTERVAL.as_nanos() as u64;
         let now = now.saturating_duration_since(*EPOCH).as_nanos() as u64;
         let pay = |paid: u64| {
             let paid = paid.max(now) + interval;
-            (paid <= now + BURST * interval).then_some(paid)
+            (paid <= now + self.burst * interval).then_some(paid)
         };
         let relaxed = Ordering::Relaxed;
         match self.paid_until.fetch_update(relaxed, relaxed, pay) {
@@ -82,6 +114,12 @@ impl Limit {
     }
 }
 
+impl Default for Limit {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// Returns a writer to standard error that never blocks, for a subscriber's lines.
 #[must_use]
 pub fn stderr() -> Stderr {
@@ -90,10 +128,10 @@ pub fn stderr() -> Stderr {
 
 /// A writer to standard error that never blocks.
 ///
-/// Each call of `write` queues one line; a thread of its own, which is started by the first one,
-/// writes them. Where standard error takes nothing, lines that do not fit into the queue are dropped,
-/// and a line that says how many follows. The last lines are written as the process exits, unless
-/// that takes longer than a quarter of a second. A forked child has a queue and a thread of its own.
+/// Each call of `write` queues one line. The first call starts a thread that writes the lines.
+/// While standard error accepts nothing, lines that do not fit into the queue are dropped, and a
+/// later line reports how many. Process exit waits up to a quarter of a second for the last lines.
+/// A forked child has its own queue and thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Stderr(());
 
@@ -103,29 +141,29 @@ impl io::Write for Stderr {
         Ok(line.len())
     }
 
-    /// Does nothing: lines are on their way.
+    /// Does nothing: the writer thread already has the lines.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// The lines of one process that wait for standard error.
+/// Lines of one process that are queued for standard error.
 struct Queue {
-    /// Whose it is. A child that was forked while a thread held the lock must not touch it.
+    /// Process that owns the queue. A child forked while a thread held the lock must not touch it.
     process: u32,
     state: Mutex<State>,
     changed: Condvar,
-    /// The queue of a child.
+    /// The queue of a forked child.
     next: OnceLock<Box<Queue>>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Whole lines, never more than [`MAX_QUEUED`] bytes.
+    /// Complete lines, at most [`MAX_QUEUED`] bytes.
     lines: Vec<u8>,
     dropped: u64,
     has_thread: bool,
-    /// The thread is writing.
+    /// True while the thread writes lines it has taken.
     is_writing: bool,
 }
 
@@ -142,7 +180,7 @@ impl State {
         self.lines.is_empty() && self.dropped == 0
     }
 
-    /// Takes what is to be written.
+    /// Takes the queued lines and appends the number of dropped lines.
     fn take(&mut self) -> Vec<u8> {
         let mut lines = std::mem::take(&mut self.lines);
         let dropped = std::mem::take(&mut self.dropped);
@@ -166,7 +204,7 @@ impl Queue {
         }
     }
 
-    /// The queue of this process.
+    /// Returns the queue of this process.
     fn current() -> &'static Self {
         let process = std::process::id();
         let mut queue = FIRST.get_or_init(|| {
@@ -198,7 +236,7 @@ impl Queue {
         }
     }
 
-    /// The thread.
+    /// Runs the writer thread.
     fn run(&self) {
         let mut state = self.lock();
         loop {
@@ -208,7 +246,7 @@ impl Queue {
             let lines = state.take();
             state.is_writing = true;
             drop(state);
-            // Where stderr is closed, lines are lost: there is nowhere to say so.
+            // Lines are lost if stderr is closed; nothing can report that.
             let _ = tcpx_net::process::write_stderr(&lines);
             state = self.lock();
             state.is_writing = false;
@@ -221,7 +259,7 @@ impl Queue {
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Waits until all lines are written, at most for so long.
+    /// Waits until all lines are written, for at most `limit`.
     fn drain(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
         let mut state = self.lock();
@@ -235,7 +273,7 @@ impl Queue {
     }
 }
 
-/// Called as the process exits. A child that has written no line has no queue, and nothing to wait for.
+/// Waits for the last lines at process exit. A forked child that has written no line has no queue.
 extern "C" fn write_last_lines() {
     let process = std::process::id();
     let mut queue = FIRST.get();
@@ -252,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_writes_a_burst_and_then_one_line_each_interval() {
+    fn call_site_writes_a_burst_and_then_one_line_per_interval() {
         let limit = Limit::new();
         let start = Instant::now() + Duration::from_secs(60);
         for _ in 0..BURST {
@@ -263,7 +301,7 @@ mod tests {
         }
         assert_eq!(limit.admit(start + INTERVAL), Some(500));
         assert_eq!(limit.admit(start + INTERVAL), None);
-        // After a pause it is a burst again.
+        // A pause restores the burst.
         let later = start + 100 * INTERVAL;
         assert_eq!(limit.admit(later), Some(1));
         let admitted = (0..100).filter(|_| limit.admit(later).is_some()).count();
@@ -271,7 +309,15 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_drops_lines_and_says_how_many() {
+    fn a_line_of_each_peer_is_not_left_out() {
+        let limit = Limit::with_burst(EACH_PEER);
+        let now = Instant::now();
+        let admitted = (0..2 * EACH_PEER).filter(|_| limit.admit(now).is_some());
+        assert_eq!(admitted.count() as u64, EACH_PEER);
+    }
+
+    #[test]
+    fn full_queue_drops_lines_and_reports_how_many() {
         let mut state = State::default();
         let line = [b'x'; 1024];
         for _ in 0..MAX_QUEUED / line.len() + 7 {

@@ -1,10 +1,10 @@
-//! Locks with ranks, which find a wrong order of locking in any debug run.
+//! Locks with ranks, which detect a wrong lock order in any debug run.
 //!
-//! Two threads that take the same two locks in opposite orders deadlock, but only when they meet.
-//! Each lock here is made with a [`Rank`], and a thread takes locks in the order of their ranks
-//! only: in debug builds a blocking call that breaks this order panics at once, on one thread, and
-//! names both ranks. In release builds locks and guards are those of `parking_lot`, without any
-//! further field or instruction.
+//! Two threads that take the same two locks in opposite orders deadlock, but only when they
+//! collide. Each lock here has a [`Rank`], and a thread takes locks only in the order of their
+//! ranks. In debug builds a blocking call that breaks this order panics at once, even on a single
+//! thread, and names both ranks. In release builds locks and guards are the `parking_lot` types,
+//! without any additional field or instruction.
 //!
 //! | call | checks the order | counts as held |
 //! |---|---|---|
@@ -12,11 +12,13 @@
 //! | `try_lock` | no: it never waits | yes |
 //! | `Condvar::wait_until` | yes: it takes its lock again | not while asleep |
 //!
-//! A read lock ranks as a write lock does: a second read of one lock deadlocks when a writer has
-//! begun to wait in between.
+//! A read lock has the same rank as a write lock: a second read of one lock deadlocks if a writer
+//! began to wait in between.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+/// Atomics of the modules that `models/` checks; the models substitute their own.
+pub(crate) use std::sync::atomic;
 #[cfg(test)]
 use std::time::Duration;
 use std::time::Instant;
@@ -25,10 +27,10 @@ use parking_lot::WaitTimeoutResult;
 
 macro_rules! ranks {
     ($($(#[$doc:meta])* $name:ident,)+) => {
-        /// The place of a lock in the order of locking.
+        /// The position of a lock in the lock order.
         ///
-        /// A thread that holds a lock may wait for locks of later ranks only: `Session` is taken
-        /// first, `Leaf` last. Locks of the same rank are never held together.
+        /// A thread that holds a lock may wait only for locks of later ranks: `Session` is taken
+        /// first, `Counters` last. Two locks of the same rank are never held together.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         #[repr(u8)]
         pub(crate) enum Rank {
@@ -44,43 +46,43 @@ macro_rules! ranks {
 }
 
 ranks! {
-    /// The threads of a session, to the end of its closing.
+    /// The threads of a session, held until closing has finished.
     Session,
-    /// The last posting of a transfer, while another is made.
+    /// The last posting of a transfer, held while a new posting is made.
     Posting,
-    /// One registration, to the end of its revocation.
+    /// One registration, held until its revocation has finished.
     Registration,
     /// The table of a session's peers.
     Peers,
     /// The state of one peer.
     PeerState,
-    /// The link that is in use to one peer.
+    /// The link in use to one peer.
     PeerLink,
-    /// What the control thread saw of a connection at its last look.
+    /// The state of a connection that the control thread recorded at its last liveness check.
     Liveness,
-    /// What a lane has received, until it is delivered.
+    /// The receiving steps of a lane, held until their events are delivered.
     Delivery,
-    /// Which messages of a connection have come, while one is delivered.
+    /// The record of messages received on a connection, held while one message is delivered.
     Messages,
     /// Tagged messages of one peer.
     Tagged,
-    /// What reads a tagged message.
+    /// The reader of a tagged message.
     Reading,
     /// Copies that no lane's locks protect.
     Copies,
-    /// Messages that the peer of a connection may not have.
+    /// Messages that the peer of a connection may not have received.
     Outbox,
-    /// The receiving half of a lane, for one step.
+    /// The receiving half of a lane, held for one step.
     LaneReceive,
-    /// The sending half of a lane, for one step.
+    /// The sending half of a lane, held for one step.
     LaneSend,
-    /// What both halves of a lane share.
+    /// The books of a lane, which both halves share.
     LaneBooks,
     /// The registered regions.
     Registry,
-    /// Copies of a session within itself: what waits, and the devices that make them.
+    /// Copies of a session within itself: the queue, and the devices that copy.
     Local,
-    /// Devices that were prepared.
+    /// Devices whose staging has been prepared.
     Staging,
     /// The pool of staging slots.
     Pool,
@@ -90,17 +92,21 @@ ranks! {
     Control,
     /// The lanes of a worker thread.
     Worker,
-    /// Peers that have connected, and notifications, until the application takes them.
+    /// Accepted peers and notifications that the application has not taken yet.
     Inbox,
-    /// The end of one posted operation.
+    /// The completion of one posted operation.
     Completion,
-    /// What is asked of a neighbour, and how a plan is copied from it.
+    /// Requests to a neighbour process, and the layout of plans copied from it.
     Neighbour,
-    /// Locks under which no other lock is taken.
+    /// Locks under which only counter locks are taken.
     Leaf,
+    /// The table of peers that have counters; taken wherever a peer is dropped.
+    Book,
+    /// The lanes in a peer's counters; taken wherever a lane is dropped.
+    Counters,
 }
 
-/// Mutual exclusion with a rank. See [`parking_lot::Mutex`].
+/// Mutual exclusion lock with a rank. See [`parking_lot::Mutex`].
 pub(crate) struct Mutex<T> {
     order: Order,
     inner: parking_lot::Mutex<T>,
@@ -120,7 +126,7 @@ impl<T> Mutex<T> {
     ///
     /// # Panics
     ///
-    /// In debug builds, where this thread holds a lock of the same or a later rank.
+    /// In debug builds, if this thread holds a lock of the same or a later rank.
     #[inline]
     #[track_caller]
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
@@ -131,7 +137,7 @@ impl<T> Mutex<T> {
         }
     }
 
-    /// Takes the lock where nobody holds it, in any order.
+    /// Takes the lock if it is free. The order is not checked.
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         Some(MutexGuard {
@@ -144,7 +150,7 @@ impl<T> Mutex<T> {
     ///
     /// # Panics
     ///
-    /// In debug builds, where this thread holds a lock of the same or a later rank.
+    /// In debug builds, if this thread holds a lock of the same or a later rank.
     #[cfg(test)]
     #[track_caller]
     pub(crate) fn try_lock_for(&self, timeout: Duration) -> Option<MutexGuard<'_, T>> {
@@ -162,7 +168,7 @@ impl<T: fmt::Debug> fmt::Debug for Mutex<T> {
     }
 }
 
-/// Access to what a [`Mutex`] guards.
+/// Access to the value in a [`Mutex`].
 #[must_use = "the lock is released at once"]
 pub(crate) struct MutexGuard<'a, T> {
     inner: parking_lot::MutexGuard<'a, T>,
@@ -185,7 +191,7 @@ impl<T> DerefMut for MutexGuard<'_, T> {
     }
 }
 
-/// Shared or exclusive access, with a rank. See [`parking_lot::RwLock`].
+/// Reader-writer lock with a rank. See [`parking_lot::RwLock`].
 pub(crate) struct RwLock<T> {
     order: Order,
     inner: parking_lot::RwLock<T>,
@@ -205,7 +211,7 @@ impl<T> RwLock<T> {
     ///
     /// # Panics
     ///
-    /// In debug builds, where this thread holds a lock of the same or a later rank.
+    /// In debug builds, if this thread holds a lock of the same or a later rank.
     #[inline]
     #[track_caller]
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
@@ -220,7 +226,7 @@ impl<T> RwLock<T> {
     ///
     /// # Panics
     ///
-    /// In debug builds, where this thread holds a lock of the same or a later rank.
+    /// In debug builds, if this thread holds a lock of the same or a later rank.
     #[inline]
     #[track_caller]
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
@@ -238,7 +244,7 @@ impl<T: fmt::Debug> fmt::Debug for RwLock<T> {
     }
 }
 
-/// Shared access to what a [`RwLock`] guards.
+/// Shared access to the value in a [`RwLock`].
 #[must_use = "the lock is released at once"]
 pub(crate) struct RwLockReadGuard<'a, T> {
     inner: parking_lot::RwLockReadGuard<'a, T>,
@@ -254,7 +260,7 @@ impl<T> Deref for RwLockReadGuard<'_, T> {
     }
 }
 
-/// Exclusive access to what a [`RwLock`] guards.
+/// Exclusive access to the value in a [`RwLock`].
 #[must_use = "the lock is released at once"]
 pub(crate) struct RwLockWriteGuard<'a, T> {
     inner: parking_lot::RwLockWriteGuard<'a, T>,
@@ -277,12 +283,12 @@ impl<T> DerefMut for RwLockWriteGuard<'_, T> {
     }
 }
 
-/// Wakes threads that wait for a change under a [`Mutex`]. See [`parking_lot::Condvar`].
+/// Wakes threads that wait for a change of a [`Mutex`]'s value. See [`parking_lot::Condvar`].
 #[derive(Debug, Default)]
 pub(crate) struct Condvar(parking_lot::Condvar);
 
 impl Condvar {
-    /// Makes a condition variable that nobody waits for.
+    /// Makes a condition variable without waiters.
     #[inline]
     pub(crate) const fn new() -> Self {
         Self(parking_lot::Condvar::new())
@@ -292,7 +298,7 @@ impl Condvar {
     ///
     /// # Panics
     ///
-    /// In debug builds, where this thread holds another lock of the same or a later rank.
+    /// In debug builds, if this thread holds another lock of the same or a later rank.
     #[inline]
     #[track_caller]
     pub(crate) fn wait_until<T>(
@@ -332,12 +338,13 @@ mod checked {
     thread_local! {
         /// The number of locks of each rank that this thread holds.
         ///
-        /// Counts, not a stack, since guards are dropped in any order; more than one, since
-        /// `try_lock` takes any lock. Without a destructor: a thread may drop guards until its end.
+        /// Counters, not a stack, because guards are dropped in any order; counters above one,
+        /// because `try_lock` ignores the order. The array needs no destructor, so a thread may
+        /// drop guards until it ends.
         static HELD: [Cell<u32>; Rank::ALL.len()] = const { [const { Cell::new(0) }; _] };
     }
 
-    /// The rank in a lock.
+    /// The rank of a lock.
     pub(super) struct Order(Rank);
 
     impl Order {
@@ -345,10 +352,10 @@ mod checked {
             Self(rank)
         }
 
-        /// Panics where this thread holds a lock of the same or a later rank.
+        /// Panics if this thread holds a lock of the same or a later rank.
         ///
-        /// A thread that already panics goes on: a second panic would abort the process and hide
-        /// the first.
+        /// Skips the check in a thread that is already panicking: a second panic would abort the
+        /// process and hide the first.
         #[track_caller]
         pub(super) fn check(&self) {
             let rank = self.0;
@@ -368,16 +375,17 @@ mod checked {
         }
     }
 
-    /// The rank in a guard, counted as held.
+    /// The rank of a lock that is counted as held.
     pub(super) struct Held(Rank);
 
     impl Held {
-        /// Stops counting the lock until the returned value is dropped. Checks as [`Order::check`]
-        /// does: the lock is going to be waited for.
+        /// Stops counting the lock until the returned value is dropped. Checks the order as
+        /// [`Order::check`] does, because the thread will wait for the lock again.
         #[track_caller]
         pub(super) fn release(&self) -> Released {
             remove(self.0);
-            // Before the check, which may unwind: the guard counts down once more.
+            // Made before the check, which may unwind: `Released` restores the count that the
+            // guard's drop will decrement.
             let released = Released(self.0);
             Order(self.0).check();
             released
@@ -390,7 +398,7 @@ mod checked {
         }
     }
 
-    /// The rank of a lock that is released for a while.
+    /// The rank of a lock that is released temporarily.
     pub(super) struct Released(Rank);
 
     impl Drop for Released {
@@ -408,7 +416,7 @@ mod checked {
     }
 }
 
-/// Stands in for `checked` where nothing is counted: types without size, calls without code.
+/// Replaces `checked` in release builds: zero-sized types, empty functions.
 #[cfg(not(debug_assertions))]
 mod unchecked {
     use super::Rank;

@@ -1,4 +1,4 @@
-//! What the tests of several modules begin with: two sessions in this process.
+//! Fixtures for unit tests of several modules: two sessions in this process.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,10 +7,10 @@ use crate::link::tcp::Connection;
 use crate::peers::SessionCore;
 use crate::{Config, Peer, Session};
 
-/// Longer than anything takes, also on a machine that is busy elsewhere.
+/// A limit for events that must happen, long enough for a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
-/// A session whose transfers go by lanes.
+/// A session whose transfers use lanes.
 pub(crate) fn session(name: &str) -> Session {
     session_with(name, "off")
 }
@@ -26,12 +26,12 @@ pub(crate) fn session_with(name: &str, same_host: &str) -> Session {
 pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + LONG;
     while !condition() {
-        assert!(Instant::now() < end, "waited in vain until {what}");
+        assert!(Instant::now() < end, "timed out waiting until {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Alice and Bob, whom she has connected to.
+/// Two sessions in this process; Alice has connected to Bob.
 pub(crate) struct Pair {
     pub(crate) alice: Session,
     pub(crate) bob: Session,
@@ -44,7 +44,7 @@ impl Pair {
         Self::of(session("alice"), session("bob"))
     }
 
-    /// Two that copy each other's memory directly.
+    /// Two sessions that copy each other's memory directly.
     pub(crate) fn on_same_host() -> Self {
         Self::of(
             session_with("alice", "require"),
@@ -52,7 +52,8 @@ impl Pair {
         )
     }
 
-    fn of(alice: Session, bob: Session) -> Self {
+    /// These two.
+    pub(crate) fn of(alice: Session, bob: Session) -> Self {
         let to_bob = alice.add_peer(&bob.connection_info()).unwrap();
         to_bob.connect(LONG).unwrap();
         let to_alice = bob.accept(LONG).unwrap();
@@ -65,7 +66,7 @@ impl Pair {
     }
 }
 
-/// The one connection of a session.
+/// The only connection of a session.
 pub(crate) fn connection(core: &SessionCore) -> Arc<Connection> {
     let link = core.context().links().pop().expect("connected");
     link.as_any().downcast().expect("a connection")

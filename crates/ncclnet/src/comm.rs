@@ -1,4 +1,4 @@
-//! Connections: how they are made, and what moves over them.
+//! Connections: their set-up, and the messages on them.
 //!
 //! ```text
 //!  receiver:  Plugin::listen ─► Listener ──accept──► RecvComm ──register──► MemoryHandle
@@ -8,9 +8,9 @@
 //!                                                              isend ─► test
 //! ```
 //!
-//! Whatever fails with a code of the plugin is dead from then on: plugins free their state before they
-//! return an error, so no further call is made but the closing one. (A failed registration is the one
-//! exception: it concerns that memory alone.)
+//! An object that fails with a code of the plugin is dead from then on: plugins free their state
+//! before they return an error, so only the closing call is made afterwards. (A failed registration
+//! is the one exception: it concerns that memory only.)
 
 mod accept;
 mod connect;
@@ -35,6 +35,7 @@ pub use recv::{Flush, Flushing, Receiving, RecvComm};
 pub use send::{SendComm, Sending};
 
 use crate::error::Error;
+use crate::log::limit::limited_warning;
 use crate::plugin::{Core, check};
 use crate::properties::Properties;
 use crate::sys::calls::{Message, Ptr};
@@ -43,19 +44,19 @@ use memory::Registrations;
 
 /// One end of a connection: [`SendComm`] or [`RecvComm`].
 ///
-/// Dropping it deregisters its memory and closes it (but see [`SendComm::accepted`]). Requests that are not done are
-/// abandoned; once the drop returns, the plugin no longer touches their memory.
+/// Dropping it deregisters its memory and closes it (but see [`SendComm::accepted`]). Outstanding
+/// requests are abandoned; once the drop returns, the plugin no longer accesses their memory.
 ///
 /// # Polling
 ///
-/// A request waits in a queue of the plugin until it is tested: **testing is what moves bytes**. Keep
-/// testing the oldest unfinished request on both sides; a newer one is refused, because plugins return
-/// errors for it.
+/// A request waits in a queue of the plugin until it is tested: **testing is what moves bytes**.
+/// Keep testing the oldest outstanding request on both sides; testing a newer one is refused,
+/// because plugins return errors for it.
 pub struct Comm<D: Direction> {
     core: Arc<Core>,
     /// The plugin's comm.
     raw: Ptr,
-    /// Tells this comm's memory handles and requests from those of others.
+    /// Distinguishes this comm's memory handles and requests from those of others.
     id: u64,
     device: usize,
     alive: bool,
@@ -64,32 +65,32 @@ pub struct Comm<D: Direction> {
     direction: D,
 }
 
-/// Which way a comm goes. Implemented by [`Sending`] and [`Receiving`] only.
+/// The direction of a comm. Implemented by [`Sending`] and [`Receiving`] only.
 pub trait Direction: sealed::Direction {}
 
 mod sealed {
     pub trait Direction {
         const SENDS: bool;
 
-        /// Requests beside those of messages.
+        /// Returns the number of requests that are not messages.
         fn flushes(&self) -> usize {
             0
         }
 
-        /// Waits until no thread of the plugin is at work on a connection that it has given already; false where nobody can
-        /// tell.
+        /// Waits until no thread of the plugin still works on a comm that it has already returned;
+        /// returns false if that cannot be known.
         fn settle(&self) -> bool {
             true
         }
     }
 }
 
-// SAFETY: NCCL makes comms on one thread and uses them on another, so plugins do not tie them to a
-// thread. All calls need `&mut self` or ownership: one thread at a time. What `D` points to is the
-// plugin's or the comm's own.
+// SAFETY: NCCL creates comms on one thread and uses them on another, so plugins do not tie them to
+// a thread. All calls need `&mut self` or ownership: one thread at a time. The pointers in `D`
+// belong to the plugin or the comm.
 unsafe impl<D: Direction> Send for Comm<D> {}
 
-/// A request: the position of a message among those posted on a comm. It means nothing to others.
+/// A request: the position of a message among those posted on a comm. Valid for that comm only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Request {
     comm: u64,
@@ -97,20 +98,20 @@ pub struct Request {
 }
 
 impl Request {
-    /// How many requests were posted on the comm before this one.
+    /// Returns how many requests were posted on the comm before this one.
     ///
-    /// On a [`RecvComm`] of an unpack device this is also the count that finds the ring's slot.
+    /// On a [`RecvComm`] of an unpack device this is also the count that selects the ring's slot.
     #[must_use]
     pub fn number(self) -> u64 {
         self.number
     }
 }
 
-/// What a finished request reports.
+/// The result of a finished request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
-    /// The size of the message according to the plugin. Several plugins never say (and it is `None`
-    /// for an empty message): do not build on it, let the sender announce sizes.
+    /// The size of the message according to the plugin. Several plugins never report it (and it is
+    /// `None` for an empty message): do not rely on it, let the sender announce sizes.
     pub reported_bytes: Option<usize>,
 }
 
@@ -130,50 +131,50 @@ impl<D: Direction> Comm<D> {
         }
     }
 
-    /// The device's index.
+    /// Returns the device's index.
     #[must_use]
     pub fn device(&self) -> usize {
         self.device
     }
 
-    /// The device's properties.
+    /// Returns the device's properties.
     #[must_use]
     pub fn properties(&self) -> &Properties {
         &self.core.devices[self.device]
     }
 
-    /// How many requests the comm can hold.
+    /// Returns the number of slots for requests.
     #[must_use]
     pub fn slots(&self) -> usize {
         self.window.slots()
     }
 
-    /// How many requests hold a slot: posted and not done, receives not consumed where the plugin
-    /// wants that, and flushes.
+    /// Returns how many requests hold a slot: outstanding requests, receives not consumed if the
+    /// plugin requires that, and flushes.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.window.taken() + self.direction.flushes()
     }
 
-    /// Whether every slot is taken.
+    /// Returns whether every slot is taken.
     fn is_full(&self) -> bool {
         self.in_flight() >= self.slots()
     }
 
-    /// Whether no call has failed.
+    /// Returns whether no call has failed.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         self.alive
     }
 
-    /// Moves bytes, and says whether the request is done. Call it again on `None`. It must be the
-    /// oldest request that is not done; after `Some` it is over, except that a receive may have to be
-    /// [consumed](RecvComm::consume).
+    /// Moves bytes, and returns the completion once the request is done. Call it again on `None`.
+    /// It must be the oldest outstanding request; after `Some` it has ended, except that a receive
+    /// may have to be [consumed](RecvComm::consume).
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfOrder`] or [`Error::Foreign`], harmless; else the comm has failed. A peer that
-    /// dies silently is **not** noticed by every plugin: have a deadline on progress.
+    /// [`Error::OutOfOrder`] or [`Error::Foreign`], harmless; else the comm has failed. **Not**
+    /// every plugin notices a peer that dies silently: set a deadline for progress.
     pub fn test(&mut self, request: Request) -> Result<Option<Completion>, Error> {
         self.check_alive("test")?;
         self.check_own(request)?;
@@ -183,9 +184,10 @@ impl<D: Direction> Comm<D> {
         }
         let pointer = self.window.pointer(request.number);
         let mut done: c_int = 0;
-        // More than the one element we need: some plugins write one for each buffer they could take.
+        // More than the one element needed: some plugins write one for each buffer they could take.
         let mut sizes = [0 as c_int; 8];
-        // SAFETY: the pointer is of this comm, posted and not done; `&mut self` keeps others out.
+        // SAFETY: the request belongs to this comm and is outstanding; `&mut self` excludes other
+        // calls.
         let code = unsafe { (self.core.calls.test)(pointer, &raw mut done, sizes.as_mut_ptr()) };
         self.outcome("test", code)?;
         if done == 0 {
@@ -215,14 +217,14 @@ impl<D: Direction> Comm<D> {
         }
     }
 
-    /// Notes that the comm is dead if a call has failed.
+    /// Marks the comm as dead if a call has failed.
     fn outcome(&mut self, call: &'static str, code: c_int) -> Result<(), Error> {
         let outcome = check(call, code);
         self.alive &= outcome.is_ok();
         outcome
     }
 
-    /// The part of registered memory a message is in.
+    /// Checks and returns the part of registered memory that holds a message.
     fn message(
         &self,
         call: &'static str,
@@ -239,7 +241,7 @@ impl<D: Direction> Comm<D> {
         memory.message(self.id, offset, bytes, tag)
     }
 
-    /// The request the plugin has given, or `None` if it took nothing.
+    /// Records the request that the plugin returned; `None` if it accepted nothing.
     fn posted(&mut self, request: *mut c_void) -> Option<Request> {
         (!request.is_null()).then(|| Request {
             comm: self.id,
@@ -251,11 +253,13 @@ impl<D: Direction> Comm<D> {
 impl<D: Direction> Drop for Comm<D> {
     fn drop(&mut self) {
         if !self.direction.settle() && self.registrations.is_empty() {
-            tracing::warn!(
+            limited_warning!(
                 plugin = self.core.name,
+                remedy =
+                    "see whether the peer's plugin answers; the comm stays until the process ends",
                 "comm left open: it may still be connecting"
             );
-            // A thread of the plugin may be at work on it: keep its code loaded.
+            // A thread of the plugin may still work on it: keep its code loaded.
             std::mem::forget(Arc::clone(&self.core));
             return;
         }
@@ -276,7 +280,12 @@ impl<D: Direction> Drop for Comm<D> {
         // SAFETY: the comm is open, and this is its last use.
         let code = unsafe { close(self.raw) };
         if let Err(error) = check(call, code) {
-            tracing::warn!(plugin = self.core.name, %error, "closing a comm");
+            limited_warning!(
+                plugin = self.core.name,
+                %error,
+                remedy = "report it to the maker of the plugin; what it held stays until the process ends",
+                "a comm was not closed cleanly"
+            );
         }
     }
 }

@@ -1,24 +1,24 @@
-//! What can go wrong, and who must act.
+//! Errors of plugins, by the party that must act.
 
 use std::fmt;
 
 use crate::MemoryKind;
 
-/// Why a plugin could not be opened or a call to it did not succeed.
+/// The reason a plugin could not be opened or a call failed.
 ///
-/// [`Error::fault`] sorts the variants by who must act. Nothing here is "try again": a full queue is
-/// `None`, a pending connection is `Poll::Pending`.
+/// [`Error::fault`] sorts the variants by the party that must act. Back-pressure is no error: a
+/// full queue is `None`, a pending connection is `Poll::Pending`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The list says `none`: no plugin is wanted.
+    /// The list is `none`: no plugin is wanted.
     #[error("no plugin is wanted: the list of plugins is \"none\"; name a plugin to use one")]
     Disabled,
 
-    /// Nothing in the list could be used.
+    /// No entry of the list could be used.
     #[error("no net plugin could be used{}", Listed(tried))]
     NoneUsable {
-        /// Each name that was tried, in order, and why it did not serve.
+        /// Each name tried, in order, with the reason it could not be used.
         tried: Vec<Tried>,
     },
 
@@ -36,18 +36,18 @@ pub enum Error {
         newest: u32,
     },
 
-    /// A certain version was asked for that the library does not export.
+    /// The library does not export the requested version.
     #[error("{library} has no ncclNetPlugin_v{version}; it exports versions {found:?}")]
     VersionMissing {
         /// The library's name as it was opened.
         library: String,
-        /// The version that was asked for.
+        /// The requested version.
         version: u32,
         /// The versions it exports, newest first.
         found: Vec<u32>,
     },
 
-    /// The library runs in this process under another version already; its `init` may be called once.
+    /// The library is already in use under another version; its `init` may be called only once.
     #[error(
         "{library} is in use as version {in_use} in this process and cannot be opened as version \
          {version}: it can be initialised once only"
@@ -55,13 +55,13 @@ pub enum Error {
     VersionInUse {
         /// The library's name as it was opened.
         library: String,
-        /// The version that was asked for or found.
+        /// The version requested or found.
         version: u32,
         /// The version it was initialised with.
         in_use: u32,
     },
 
-    /// `init` failed in a library that somebody else had loaded, and may have initialised.
+    /// `init` failed in a library that other code had loaded, and may have initialised.
     #[error(
         "{reason}; this process had loaded {library} before, perhaps for NCCL, and a plugin can be initialised once only: \
          name a copy of the file instead"
@@ -69,11 +69,11 @@ pub enum Error {
     InitialisedBefore {
         /// The library's name as it was opened.
         library: String,
-        /// How `init` failed.
+        /// The error of `init`.
         reason: String,
     },
 
-    /// The plugin has no function where one is required.
+    /// A required function is missing.
     #[error("{library} (version {version}) has no `{member}`, which every plugin must have")]
     Incomplete {
         /// The library's name as it was opened.
@@ -84,7 +84,7 @@ pub enum Error {
         member: &'static str,
     },
 
-    /// The plugin initialised but has no device to offer.
+    /// The plugin initialised but reports no device.
     #[error("{library} found no network device ({count} reported); check its interface settings")]
     NoDevices {
         /// The library's name as it was opened.
@@ -93,7 +93,7 @@ pub enum Error {
         count: i32,
     },
 
-    /// The plugin needs a device protocol this loader cannot serve.
+    /// The plugin needs a device protocol that this loader does not support.
     #[error(
         "{library} wants device type {device_type} version {device_version} on device {device}; \
          host (0) and unpack (1) version 7 are supported"
@@ -103,9 +103,9 @@ pub enum Error {
         library: String,
         /// The device's index.
         device: usize,
-        /// What the plugin reported.
+        /// The type that the plugin reported.
         device_type: i32,
-        /// What the plugin reported.
+        /// The version that the plugin reported.
         device_version: i32,
     },
 
@@ -114,42 +114,42 @@ pub enum Error {
     Call {
         /// The member that was called.
         call: &'static str,
-        /// What it returned.
+        /// The code it returned.
         code: Code,
         /// The plugin's last warning, if it printed any.
         warning: Option<String>,
     },
 
-    /// The plugin reported success without delivering what the contract requires.
+    /// The plugin reported success without the result that the contract requires.
     #[error("{call} broke the plugin contract: {what}")]
     Contract {
         /// The member that was called.
         call: &'static str,
-        /// What was missing.
+        /// The missing result.
         what: &'static str,
     },
 
     /// An earlier call failed; the object can only be dropped.
     #[error("{call} was not called: an earlier call failed, drop this and connect again")]
     Dead {
-        /// The call that was asked for.
+        /// The call that was not made.
         call: &'static str,
     },
 
-    /// A listener has given its connection already.
+    /// A listener has already returned its connection.
     #[error("this listener has given its one connection; listen again for another")]
     ListenerSpent,
 
-    /// No such device.
+    /// The device does not exist.
     #[error("device {device} does not exist: the plugin has {count}")]
     NoSuchDevice {
-        /// The index asked for.
+        /// The requested index.
         device: usize,
-        /// How many there are.
+        /// Number of devices.
         count: usize,
     },
 
-    /// A connection handle of impossible length.
+    /// A connection handle has an invalid length.
     #[error("a connection handle of {length} bytes is not valid: 1 to 128 are")]
     HandleLength {
         /// The length given.
@@ -161,27 +161,27 @@ pub enum Error {
     TooLarge {
         /// The member that would have been called.
         call: &'static str,
-        /// What was asked for.
+        /// Bytes requested.
         bytes: usize,
-        /// The most it takes.
+        /// Maximum bytes of one call.
         limit: usize,
     },
 
     /// A range outside the registered memory.
     #[error("bytes {offset}..{offset}+{bytes} are outside the registered {registered} bytes")]
     OutOfBounds {
-        /// Where the range begins.
+        /// Start of the range.
         offset: usize,
-        /// How long it is.
+        /// Length of the range.
         bytes: usize,
-        /// How long the registered memory is.
+        /// Length of the registered memory.
         registered: usize,
     },
 
-    /// A memory handle or request of another comm.
+    /// A memory handle or request belongs to another comm.
     #[error("{what} belongs to another comm")]
     Foreign {
-        /// What was handed in.
+        /// The object passed in.
         what: &'static str,
     },
 
@@ -190,36 +190,36 @@ pub enum Error {
     OutOfOrder {
         /// `test` or `irecvConsumed`.
         call: &'static str,
-        /// The request handed in.
+        /// The request passed in.
         asked: u64,
-        /// The one whose turn it is, if any.
+        /// The expected request, if any.
         next: Option<u64>,
     },
 
-    /// The plugin cannot reach this kind of memory.
+    /// The plugin cannot access this kind of memory.
     #[error("{plugin} cannot reach {kind} memory")]
     MemoryUnsupported {
         /// The plugin's name.
         plugin: String,
-        /// The kind asked for.
+        /// The requested kind.
         kind: MemoryKind,
     },
 
-    /// The plugin has no such function, or it must not be called on this plugin.
+    /// The plugin lacks this function, or it must not be called on this plugin.
     #[error("{plugin} does not offer {call}")]
     Unsupported {
         /// The plugin's name.
         plugin: String,
-        /// The member asked for.
+        /// The requested member.
         call: &'static str,
     },
 }
 
-/// Who must act on an [`Error`].
+/// The party that must act on an [`Error`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The machine or its configuration: a missing library, a device that is not there.
+    /// The machine or its configuration: a missing library or device.
     Environment,
     /// The plugin, its network or its peer.
     Plugin,
@@ -228,7 +228,7 @@ pub enum Fault {
 }
 
 impl Error {
-    /// Who must act.
+    /// Returns the party that must act.
     #[must_use]
     pub fn fault(&self) -> Fault {
         match self {
@@ -255,12 +255,12 @@ impl Error {
     }
 }
 
-/// One name that was tried, and what came of it.
+/// One name tried, and why it could not be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tried {
-    /// The name as it was given to the system's loader.
+    /// The name passed to the system's loader.
     pub name: String,
-    /// Why it did not serve.
+    /// The reason it could not be used.
     pub reason: String,
 }
 
@@ -269,7 +269,7 @@ pub struct Tried {
 pub struct Code(pub i32);
 
 impl Code {
-    /// NCCL's name of the code.
+    /// Returns NCCL's name of the code.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self.0 {

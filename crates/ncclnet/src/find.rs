@@ -1,6 +1,6 @@
-//! Finding the library: the names NCCL would try, in its order.
+//! Finds the library: the names that NCCL would try, in its order.
 //!
-//! A list is what `NCCL_NET_PLUGIN` holds: names or paths, separated by commas.
+//! A list is the value of `NCCL_NET_PLUGIN`: names or paths, separated by commas.
 //!
 //! | list | meaning |
 //! |---|---|
@@ -11,39 +11,38 @@
 //! | `STATIC_PLUGIN` | the program itself: the plugin is linked into it |
 //! | any other entry `x` | `x`, then `libnccl-net-x.so` |
 //!
-//! NCCL looks at no more than [`MAX_ENTRIES`] entries of no more than [`MAX_NAME`] bytes each; what
-//! exceeds that is passed over here too, and named in the error if nothing else serves.
+//! NCCL uses at most [`MAX_ENTRIES`] entries of at most [`MAX_NAME`] bytes each; further or longer
+//! ones are skipped here too, and named in the error if no other can be used.
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::error::{Error, Tried};
 
-/// The library that is opened when none is named.
+/// The default library.
 pub const DEFAULT_LIBRARY: &str = "libnccl-net.so";
 
-/// How many entries of a list are looked at.
+/// Maximum entries of a list that are used.
 pub const MAX_ENTRIES: usize = 14;
 
-/// How long an entry may be, in bytes.
+/// Maximum length of an entry, in bytes.
 pub const MAX_NAME: usize = 254;
 
 /// One entry of a list and the names to try for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// What the list says.
+    /// The text of the entry.
     pub text: String,
-    /// What to give to the system's loader, in this order.
+    /// The names to pass to the system's loader, in this order.
     pub names: Vec<String>,
-    /// Why the entry is passed over, if it is; then there are no names.
+    /// The reason the entry is skipped, if it is; then there are no names.
     pub skipped: Option<String>,
 }
 
-/// Takes a list apart.
+/// Parses a list.
 ///
 /// # Errors
 ///
-/// [`Error::Disabled`] if the list is `none`; [`Error::NoneUsable`] if there is nothing between its
-/// commas.
+/// [`Error::Disabled`] if the list is `none`; [`Error::NoneUsable`] if it has no names.
 pub fn entries(list: &str) -> Result<Vec<Entry>, Error> {
     if list.is_empty() {
         return Ok(vec![entry(DEFAULT_LIBRARY, 0)]);
@@ -91,16 +90,16 @@ fn is_static(name: &str) -> bool {
     name.eq_ignore_ascii_case("STATIC_PLUGIN")
 }
 
-/// A library that was opened.
+/// An opened library.
 pub(crate) struct Opened {
     pub(crate) library: Library,
-    /// By which name.
+    /// The name by which it was opened.
     pub(crate) name: String,
-    /// Whether this process had loaded it already.
+    /// Whether this process had already loaded it.
     pub(crate) was_loaded: bool,
 }
 
-/// Opens the first of an entry's names that can be opened. What failed before it is added to `tried`.
+/// Opens the first of an entry's names that can be opened. Adds failures before it to `tried`.
 pub(crate) fn open(entry: &Entry, tried: &mut Vec<Tried>) -> Option<Opened> {
     if let Some(reason) = &entry.skipped {
         tried.push(Tried {
@@ -110,7 +109,8 @@ pub(crate) fn open(entry: &Entry, tried: &mut Vec<Tried>) -> Option<Opened> {
     }
     for name in &entry.names {
         let file = (!is_static(name)).then_some(name);
-        // SAFETY: it only finds a library that is loaded, and stays so when this reference goes.
+        // SAFETY: finds only a library that is already loaded, which stays loaded when this
+        // reference goes.
         let found = || unsafe { Library::open(file, RTLD_NOW | libc::RTLD_NOLOAD) };
         let was_loaded = file.is_some() && found().is_ok();
         // SAFETY: opening a library runs its initialisers. The user chose this library to run in
@@ -132,7 +132,7 @@ pub(crate) fn open(entry: &Entry, tried: &mut Vec<Tried>) -> Option<Opened> {
     None
 }
 
-/// The loader's own words, without the name that stands before them already.
+/// Returns the loader's message, without the name, which precedes it already.
 fn reason_of(name: &str, error: libloading::Error) -> String {
     let text = match error {
         libloading::Error::DlOpen { source, .. } => source.to_string(),
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(entries("none"), Err(Error::Disabled));
         assert_eq!(entries("NoNe"), Err(Error::Disabled));
         assert_eq!(entries(",,"), Err(Error::NoneUsable { tried: vec![] }));
-        // Only the whole list can be `none`.
+        // `none` counts only as the whole list.
         assert_eq!(names("none,")[0][0], "none");
     }
 
@@ -217,7 +217,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any text: no panic, entries in order, limits kept, nothing lost.
+        /// For any text: no panic, entries in order, limits respected, no entry lost.
         #[test]
         fn lists_are_taken_apart_without_loss(list in "[a-z/.,]{0,600}") {
             let parts: Vec<&str> = list.split(',').filter(|p| !p.is_empty()).collect();

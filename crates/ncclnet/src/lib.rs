@@ -1,10 +1,10 @@
 //! NCCL net plugins, API versions 4 to 12, behind one safe type.
 //!
-//! A net plugin is a shared library that moves messages between processes: NVIDIA's and the cloud
-//! vendors' fast networks come as such. [`Plugin`] loads one as NCCL would and hides which version of
-//! the API it speaks.
+//! A net plugin is a shared library that moves messages between processes: the fast networks of
+//! NVIDIA and the cloud vendors are available this way. [`Plugin`] loads one as NCCL would and
+//! hides which version of the API it implements.
 //!
-//! The API's contract is in its nulls and in rules of order; here both are types:
+//! The API expresses its contract by NULL pointers and rules of order; here both are types:
 //!
 //! | the plugin | this crate |
 //! |---|---|
@@ -16,7 +16,7 @@
 //! | a call after a failed one: use after free | [`Error::Dead`], and the plugin is not called |
 //! | a size that does not fit the version's `int` | [`Error::TooLarge`] |
 //!
-//! What remains `unsafe` is handing in memory, [`Comm::register`]: its owner promises to keep it.
+//! The only `unsafe` part is registering memory, [`Comm::register`]: its owner promises to keep it.
 //!
 //! # Example
 //!
@@ -27,7 +27,7 @@
 //! # fn carry_to_peer(_: &[u8]) {}
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let plugin = Plugin::open("tcpx")?; // `tcpx`, then `libnccl-net-tcpx.so`
-//! println!("{} speaks version {}", plugin.name(), plugin.api_version());
+//! println!("{} implements version {}", plugin.name(), plugin.api_version());
 //!
 //! // The receiver listens, and carries the handle to the sender by its own means.
 //! let mut listener = plugin.listen(0)?;
@@ -72,23 +72,23 @@
 //! # }
 //! ```
 //!
-//! # The map of the code
+//! # Modules
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`find`] | which library a name means |
-//! | `registry` | which libraries are initialised, and in which version |
+//! | [`find`] | finds the library of a name |
+//! | `registry` | the initialised libraries, each with its version |
 //! | `plugin`, `properties` | [`Plugin`] and its devices |
 //! | `comm` | listeners, connection attempts, the two kinds of comm, registered memory |
 //! | `window` | the requests of a comm and their order |
 //! | `sys` | the C tables of each version, turned into one set of calls |
-//! | [`log`] | the plugin's log lines become `tracing` events |
+//! | [`log`] | turns the plugin's log lines into `tracing` events |
 //! | `error` | [`Error`] |
 //!
 //! # Cost
 //!
-//! `isend`, `irecv`, `test` and `consume` check a few integers, allocate nothing, take no lock and make
-//! one indirect call.
+//! `isend`, `irecv`, `test` and `consume` check a few integers, allocate nothing, take no lock and
+//! make one indirect call.
 
 mod comm;
 mod error;

@@ -1,4 +1,4 @@
-//! Where a plugin's log lines go: to `tracing`, with the plugin's own file and line.
+//! Forwards a plugin's log lines to `tracing`, with the plugin's own file and line.
 //!
 //! | plugin level | `tracing` level | |
 //! |---|---|---|
@@ -9,12 +9,12 @@
 //! | TRACE, anything else | trace | |
 //!
 //! The target of every line is [`TARGET`], so that a filter such as `nccl_net_plugin=debug` selects
-//! them. The logger has no argument that says which plugin is speaking.
+//! them. The logger has no argument that identifies the plugin.
 //!
-//! Each place in a plugin's code writes a few lines at once and then one a second; the next one that is
-//! written says in `left_out` how many were not.
+//! Each call site in a plugin's code may write a few lines at once and then one a second; the next
+//! line written has the number of suppressed ones in `left_out`.
 
-mod limit;
+pub(crate) mod limit;
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -52,7 +52,7 @@ unsafe extern "C" {
     );
 }
 
-/// The logger to give to a plugin's `init`.
+/// Returns the logger to give to a plugin's `init`.
 pub(crate) fn logger() -> Logger {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
@@ -63,14 +63,15 @@ pub(crate) fn logger() -> Logger {
     tcpx_ncclnet_log
 }
 
-/// The plugin's last warning: the one this thread was given during the call that has just failed, else
-/// the last of any thread (plugins have threads of their own). It is given once.
+/// Returns the plugin's last warning: the one from this thread during the call that has just
+/// failed, else the last of any thread (plugins have threads of their own). Returns each warning
+/// once.
 pub(crate) fn take_warning() -> Option<String> {
     let own = LAST_HERE.with_borrow_mut(Line::take);
     let mut anywhere = LAST_ANYWHERE.lock().unwrap_or_else(|e| e.into_inner());
     match own {
         Some(text) => {
-            // The same line was noted in both places.
+            // The same line was recorded in both places.
             if anywhere.as_str() == text {
                 anywhere.clear();
             }
@@ -80,7 +81,7 @@ pub(crate) fn take_warning() -> Option<String> {
     }
 }
 
-/// Drops what this thread was warned of during a call that succeeded: it explains no later failure.
+/// Drops this thread's warning from a successful call: it explains no later failure.
 pub(crate) fn forget_warning() {
     if let Some(text) = LAST_HERE.with_borrow_mut(Line::take) {
         let mut anywhere = LAST_ANYWHERE.lock().unwrap_or_else(|e| e.into_inner());
@@ -141,18 +142,18 @@ fn level_of(level: c_int) -> Level {
     }
 }
 
-/// Whether a line of this level is worth formatting: the first question the C side asks.
+/// Returns whether a line of this level is worth formatting. The C side asks first.
 extern "C" fn wanted(level: c_int) -> c_int {
     let wanted = level == WARN || level_of(level) <= tracing::level_filters::LevelFilter::current();
     c_int::from(wanted)
 }
 
-/// Takes a formatted line from the C side.
+/// Logs a formatted line from the C side.
 ///
 /// # Safety
 ///
-/// `text` points to `length` readable bytes; `file` is NULL or a C string. Both are only used during
-/// the call.
+/// `text` points to `length` readable bytes; `file` is NULL or a C string. Both are used only
+/// during the call.
 unsafe extern "C" fn sink(
     level: c_int,
     flags: c_ulong,
@@ -180,7 +181,7 @@ unsafe extern "C" fn sink(
     }
 }
 
-/// A panic's payload may panic again when it is dropped.
+/// Leaks a panic's payload, whose drop may panic again.
 fn forget(payload: Box<dyn Any + Send>) {
     std::mem::forget(payload);
 }
@@ -195,7 +196,7 @@ fn remember(text: &str) {
             last.set(text);
         }
     });
-    // Never waits: a plugin may log while it holds locks of its own.
+    // Never blocks: a plugin may log while it holds locks of its own.
     if let Ok(mut last) = LAST_ANYWHERE.try_lock() {
         last.set(text);
     }
@@ -305,15 +306,15 @@ mod tests {
             (0..LINES).for_each(|_| log(c"flood.cc"));
             log(c"quiet.cc");
         });
-        // One more for each second that this has taken.
+        // One more for each second that the test has taken.
         let flooded = text.matches("at=flood.cc:1").count();
         assert!((limit::BURST as usize..LINES / 2).contains(&flooded));
         assert_eq!(text.matches("at=quiet.cc:1").count(), 1);
-        // What explains the failure of a call is not left out.
+        // A suppressed warning still explains the failure of a call.
         assert_eq!(take_warning().as_deref(), Some("again"));
     }
 
-    /// What `body` writes to a log of level DEBUG.
+    /// Returns what `body` writes to a log of level DEBUG.
     fn written_by(body: impl FnOnce()) -> String {
         let written = Arc::new(Mutex::new(Vec::new()));
         let writer = Arc::clone(&written);
@@ -377,7 +378,7 @@ mod tests {
 
     #[test]
     fn missing_file_and_format_are_tolerated() {
-        // SAFETY: NULL file and NULL format are what is being tested; no arguments follow.
+        // SAFETY: NULL file and NULL format are the subject of the test; no arguments follow.
         unsafe {
             logger()(WARN, 0, std::ptr::null(), 0, std::ptr::null());
             logger()(INFO, 0, std::ptr::null(), 0, c"plain".as_ptr());

@@ -1,6 +1,6 @@
-/* The logger handed to plugins: printf-style, hence C. Formats into a buffer on the stack and hands
- * the text to Rust. Called from any thread of the plugin, at any time, also after the library that
- * owns it has been abandoned. */
+/* The logger for plugins: printf-style, hence C. Formats into a buffer on the stack and passes
+ * the text to Rust. Called from any thread of the plugin, at any time, also after the library
+ * that owns it has been abandoned. */
 
 #include <errno.h>
 #include <stdarg.h>
@@ -16,7 +16,7 @@ typedef int (*wanted_fn)(int level);
 typedef void (*sink_fn)(int level, unsigned long flags, const char *file, int line,
                         const char *text, size_t length);
 
-/* Written once, before the first plugin learns of the logger. */
+/* Written once, before the first plugin gets the logger. */
 static wanted_fn wanted;
 static sink_fn sink;
 
@@ -28,7 +28,7 @@ HIDDEN void tcpx_ncclnet_log_install(wanted_fn wanted_by_rust, sink_fn sink_in_r
 HIDDEN __attribute__((format(printf, 5, 6))) void tcpx_ncclnet_log(int level, unsigned long flags,
                                                                    const char *file, int line,
                                                                    const char *fmt, ...) {
-  /* Plugins log first and look at errno afterwards. */
+  /* Plugins log first and read errno afterwards. */
   int saved_errno = errno;
   if (fmt != NULL && wanted(level)) {
     char text[LINE_BYTES];

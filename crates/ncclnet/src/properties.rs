@@ -1,4 +1,4 @@
-//! What a device of the plugin can do.
+//! Properties of a plugin's device.
 
 use std::ffi::{CStr, c_char};
 use std::fmt;
@@ -8,7 +8,7 @@ use crate::sys::common::{
     DEVICE_UNPACK, MAX_INT_MESSAGE, PTR_CUDA, PTR_DMABUF, PTR_HOST, RawProperties,
 };
 
-/// Where registered memory lives.
+/// The kind of registered memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MemoryKind {
     /// Memory of the host.
@@ -35,19 +35,19 @@ impl fmt::Display for MemoryKind {
     }
 }
 
-/// How received bytes reach the buffer.
+/// The way received bytes reach the buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DeviceType {
     /// The plugin writes them there.
     Host,
-    /// They stay in bounce pages of the plugin. The receiver unpacks them, by the ring that
-    /// [`DeviceHandle`](crate::DeviceHandle) leads to, and only then
-    /// [consumes](crate::RecvComm::consume) the receive.
+    /// They stay in bounce pages of the plugin. The receiver unpacks them, by the ring behind
+    /// [`DeviceHandle`](crate::DeviceHandle), and only then [consumes](crate::RecvComm::consume)
+    /// the receive.
     Unpack,
 }
 
-/// One network device, as the plugin describes it. What a version of the API does not say has NCCL's
-/// default.
+/// One network device, as the plugin describes it. Fields that a version of the API lacks have
+/// NCCL's default.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Properties {
@@ -63,32 +63,32 @@ pub struct Properties {
     pub cuda_memory: bool,
     /// Whether CUDA memory can be registered by its dma-buf.
     pub dmabuf: bool,
-    /// Whether a registration made on one comm is known to all; registering on each comm is correct
+    /// Whether a registration on one comm is valid on all; registering on each comm is correct
     /// either way.
     pub reg_is_global: bool,
     /// Whether a flush is needed after each receive into CUDA memory.
     pub force_flush: bool,
-    /// Line rate in Mbit/s, as far as the plugin knows.
+    /// Line rate in Mbit/s, as the plugin reports it.
     pub speed_mbps: i32,
     /// Port number.
     pub port: i32,
     /// Latency in microseconds, 0 if unknown.
     pub latency_us: f32,
-    /// How many comms the device can have. Version 4 plugins may report anything here: some write a
-    /// later layout.
+    /// Maximum comms of the device. Version 4 plugins may report anything here: some write a later
+    /// layout.
     pub max_comms: i32,
-    /// How many buffers one receive may have. This crate posts one.
+    /// Maximum buffers of one receive. This crate posts one.
     pub max_recvs: i32,
-    /// How received bytes reach the buffer.
+    /// The way received bytes reach the buffer.
     pub device_type: DeviceType,
-    /// The most bytes one `isend` or `irecv` takes.
+    /// Maximum bytes of one `isend` or `irecv`.
     pub max_message_bytes: usize,
-    /// The most bytes one registration takes.
+    /// Maximum bytes of one registration.
     pub max_registration_bytes: usize,
 }
 
 impl Properties {
-    /// Whether memory of this kind can be registered.
+    /// Returns whether memory of this kind can be registered.
     #[must_use]
     pub fn reaches(&self, kind: MemoryKind) -> bool {
         match kind {
@@ -106,7 +106,7 @@ impl Properties {
             bytes => bytes,
         };
         Self {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees the strings.
             name: unsafe { text(raw.name) }.unwrap_or_default(),
             // SAFETY: as above.
             pci_path: unsafe { text(raw.pci_path) },
@@ -139,7 +139,7 @@ unsafe fn text(text: *const c_char) -> Option<String> {
     if text.is_null() {
         return None;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the string.
     Some(
         unsafe { CStr::from_ptr(text) }
             .to_string_lossy()

@@ -1,9 +1,9 @@
-//! Which libraries this process has initialised.
+//! Tracks the libraries that this process has initialised.
 //!
-//! Up to API version 10 `init` may be called once in a process: GPUDirect-TCPX refuses the second
-//! call. So the outcome of the first one, good or bad, is kept for good under the library's identity
-//! in the system's loader, which is the same however the file was named. From version 11 on each user
-//! has a context of its own, and nothing is kept.
+//! Up to API version 10 `init` may be called only once in a process: GPUDirect-TCPX refuses the
+//! second call. So the result of the first call, good or bad, is kept for ever under the library's
+//! identity in the system's loader, which is the same whatever name the file was opened by. From
+//! version 11 on each user has a context of its own, and nothing is kept.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -20,13 +20,13 @@ type Outcomes = BTreeMap<usize, (u32, Result<Arc<Core>, Error>)>;
 
 static REGISTRY: Mutex<Outcomes> = Mutex::new(BTreeMap::new());
 
-/// Serialises what NCCL serialises: `init`, `devices`, `finalize`.
+/// Locks the registry. Serialises what NCCL serialises: `init`, `devices`, `finalize`.
 pub(crate) fn lock() -> MutexGuard<'static, Outcomes> {
-    // A panic while it was held cannot have left half an entry.
+    // A panic while it was held cannot have left a partial entry.
     REGISTRY.lock().unwrap_or_else(|error| error.into_inner())
 }
 
-/// The initialised plugin in an opened library: the newest version, or the one that is asked for.
+/// Returns the initialised plugin of an opened library: the newest version, or the requested one.
 pub(crate) fn obtain(opened: Opened, version: Option<u32>) -> Result<Arc<Core>, Error> {
     let Opened {
         library,
@@ -39,7 +39,7 @@ pub(crate) fn obtain(opened: Opened, version: Option<u32>) -> Result<Arc<Core>, 
 
     let mut outcomes = lock();
     if let Some((in_use, outcome)) = outcomes.get(&identity) {
-        // The extra reference to the library goes; the entry keeps its own.
+        // Drops the extra reference to the library; the entry keeps its own.
         if *in_use != abi.version {
             return Err(Error::VersionInUse {
                 library: name.to_owned(),
@@ -50,8 +50,8 @@ pub(crate) fn obtain(opened: Opened, version: Option<u32>) -> Result<Arc<Core>, 
         return outcome.clone();
     }
 
-    // SAFETY: the table was found under this version's symbol; there is no entry, so the library has
-    // not been initialised through this crate.
+    // SAFETY: the table was found under this version's symbol; there is no entry, so the library
+    // has not been initialised through this crate.
     let started = unsafe { Core::start(library, name, abi, table) };
     let started = started.map_err(|error| match error {
         Error::Call { .. } if was_loaded && !abi.has_contexts() => Error::InitialisedBefore {
@@ -71,20 +71,20 @@ pub(crate) fn obtain(opened: Opened, version: Option<u32>) -> Result<Arc<Core>, 
     if !abi.has_contexts() {
         outcomes.insert(identity, (abi.version, outcome.clone()));
     }
-    // In this order: dropping a core locks.
+    // In this order, since dropping a core takes the lock.
     drop(outcomes);
     drop(useless);
     outcome
 }
 
-/// The loader's handle: the same for the same file, whatever it was called.
+/// Returns the loader's handle: the same for the same file, whatever name it was opened by.
 fn identify(library: Library) -> (Library, usize) {
     let raw = library.into_raw();
-    // SAFETY: it came from a library a line ago and is owned once.
+    // SAFETY: `raw` was just taken from a library and is owned once.
     (unsafe { Library::from_raw(raw) }, raw as usize)
 }
 
-/// The table to use: newest first, or the version asked for.
+/// Returns the table to use: the newest, or the requested version.
 fn choose(
     library: &Library,
     name: &str,

@@ -1,19 +1,19 @@
-//! The C side: one file per API version, all of them turned into one set of calls.
+//! The C tables: one file per API version, all converted into one set of calls.
 //!
 //! Each `vN` declares that version's function table and properties exactly as C lays them out, and
-//! names the signature every member has in that version. [`calls`] knows what the signatures differ
-//! in; nothing above this module knows versions.
+//! names the signature of every member in that version. [`calls`] handles the differences between
+//! signatures; nothing above this module depends on versions.
 //!
 //! | version | what it changed |
 //! |---|---|
-//! | [`v4`] | the oldest one: 64-byte handles, no tags, one buffer a receive, connect and accept may block |
+//! | [`v4`] | the oldest: 64-byte handles, no tags, one buffer per receive, connect and accept may block |
 //! | [`v5`] | tags, arrays of receives, 128-byte handles, connect and accept must not block |
 //! | [`v6`] | registration of dma-bufs |
 //! | [`v7`] | device handles, `irecvConsumed` |
 //! | [`v8`] | registrations of 2 GiB and more |
 //! | [`v9`] | messages of 2 GiB and more, virtual devices |
-//! | [`v10`] | a profiler, a configuration for each connect |
-//! | [`v11`] | contexts: `init` for each user, `finalize` |
+//! | [`v10`] | a profiler, a configuration per connect |
+//! | [`v11`] | contexts: `init` per user, `finalize` |
 //! | [`v12`] | more of the properties |
 
 pub(crate) mod calls;
@@ -36,38 +36,38 @@ use std::ffi::{CStr, c_char, c_void};
 use calls::{Calls, Init};
 use common::{MissingMember, PropertyBuffer, RawProperties};
 
-/// What is needed to use one API version.
+/// The description of one API version.
 #[derive(Debug)]
 pub(crate) struct Abi {
     /// The version's number.
     pub(crate) version: u32,
-    /// The exported symbol: data, the table itself.
+    /// The exported symbol, which is the table itself.
     pub(crate) symbol: &'static CStr,
-    /// How many bytes of a connection handle the plugin uses.
+    /// Number of bytes of a connection handle that the plugin uses.
     pub(crate) handle_bytes: usize,
-    /// How many requests a comm of this version must be able to hold.
+    /// Minimum requests that a comm of this version must be able to hold.
     pub(crate) slots: usize,
     /// The largest registration `regMr` takes.
     pub(crate) max_registration: usize,
-    /// The largest message `isend` takes, whatever the plugin says.
+    /// The largest message `isend` takes, whatever the plugin reports.
     pub(crate) max_message: usize,
-    /// Reads the members that are valid before `init`: its signature and itself.
+    /// Reads the members that are valid before `init`: the signature of `init` and its address.
     pub(crate) init: unsafe fn(*const c_void) -> Option<Init>,
     /// Reads all other members, after `init`.
     pub(crate) calls: unsafe fn(*const c_void) -> Result<Calls, MissingMember>,
-    /// Translates what `getProperties` wrote.
+    /// Converts the output of `getProperties`.
     pub(crate) properties: fn(&PropertyBuffer) -> RawProperties,
 }
 
 impl Abi {
-    /// Whether `init` makes a context for each user that `finalize` ends (version 11 on), instead of
-    /// initialising the library once for all.
+    /// Returns whether `init` creates a context per user that `finalize` ends (version 11 on),
+    /// instead of initialising the library once for all.
     pub(crate) fn has_contexts(&self) -> bool {
         self.version >= 11
     }
 }
 
-/// Every version this crate knows, newest first.
+/// Every supported version, newest first.
 pub(crate) static ABIS: [&Abi; 9] = [
     &v12::ABI,
     &v11::ABI,
@@ -80,7 +80,7 @@ pub(crate) static ABIS: [&Abi; 9] = [
     &v4::ABI,
 ];
 
-/// The plugin's name: the first member of every table.
+/// Returns the plugin's name: the first member of every table.
 ///
 /// # Safety
 ///

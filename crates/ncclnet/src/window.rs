@@ -1,4 +1,4 @@
-//! The requests of one comm: a ring of the plugin's pointers, named by their order.
+//! The requests of one comm: a ring of the plugin's pointers, numbered in order.
 //!
 //! ```text
 //!     consumed ──────► tested ──────► posted
@@ -6,9 +6,9 @@
 //!        │  read by user  │  works on it  │          posted − consumed ≤ slots
 //! ```
 //!
-//! Plugins hold few requests, want them tested and consumed in the order of posting, and give the same
-//! pointers again and again. So a request is its number in that order, and whatever is out of turn is
-//! told apart before the plugin sees it.
+//! Plugins hold few requests, require them to be tested and consumed in the order of posting, and
+//! reuse their pointers. So a request is its number in that order, and a call out of turn is
+//! detected before the plugin sees it.
 
 use std::ffi::c_void;
 
@@ -16,7 +16,7 @@ use std::ffi::c_void;
 pub(crate) struct Window {
     /// Ring of request pointers; request `n` is at `n % len`.
     ring: Box<[*mut c_void]>,
-    /// Requests before this one are over. `consumed ≤ tested`
+    /// Requests before this one have ended. `consumed ≤ tested`
     consumed: u64,
     /// Requests before this one are done. `tested ≤ posted`
     tested: u64,
@@ -41,7 +41,7 @@ impl Window {
         self.ring.len()
     }
 
-    /// How many slots are taken.
+    /// Returns how many slots are taken.
     pub(crate) fn taken(&self) -> usize {
         // Bounded by the ring's length.
         (self.posted - self.consumed) as usize
@@ -51,7 +51,7 @@ impl Window {
         self.taken() == self.slots()
     }
 
-    /// Notes a request the plugin has given. There is room: `is_full` was asked before the plugin was.
+    /// Records a request of the plugin. There is room: `is_full` was checked before the call.
     pub(crate) fn post(&mut self, request: *mut c_void) -> u64 {
         debug_assert!(!self.is_full());
         let number = self.posted;
@@ -61,23 +61,23 @@ impl Window {
         number
     }
 
-    /// The request to test: the oldest one that is not done.
+    /// Returns the request to test: the oldest outstanding one.
     pub(crate) fn to_test(&self) -> Option<u64> {
         (self.tested < self.posted).then_some(self.tested)
     }
 
-    /// The request to consume: the oldest one that is done.
+    /// Returns the request to consume: the oldest completed one.
     pub(crate) fn to_consume(&self) -> Option<u64> {
         (self.consumed < self.tested).then_some(self.consumed)
     }
 
-    /// The plugin's pointer of a request that has its slot still.
+    /// Returns the plugin's pointer of a request that still has its slot.
     pub(crate) fn pointer(&self, number: u64) -> *mut c_void {
         debug_assert!(self.consumed <= number && number < self.posted);
         self.ring[self.slot(number)]
     }
 
-    /// The request whose turn it was is done.
+    /// Records that the request to test is done.
     pub(crate) fn tested(&mut self) {
         debug_assert!(self.tested < self.posted);
         self.tested += 1;
@@ -86,13 +86,13 @@ impl Window {
         }
     }
 
-    /// The oldest done request is over.
+    /// Records that the oldest completed request has ended.
     pub(crate) fn consumed(&mut self) {
         debug_assert!(self.consumed < self.tested);
         self.consumed += 1;
     }
 
-    /// Whether a done request is over without being consumed.
+    /// Returns whether a completed request has ended without being consumed.
     pub(crate) fn is_over(&self, number: u64) -> bool {
         number < self.consumed
     }
@@ -115,7 +115,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any sequence of steps agrees with two plain queues.
+        /// Compares any sequence of steps with two plain queues.
         #[test]
         fn agrees_with_two_queues(
             slots in 1usize..17,

@@ -1,5 +1,5 @@
-//! A plugin that fails and says why on a thread of its own. Alone in its process: which plugin or thread a
-//! warning came from is not known, so the last one of all is reported.
+//! Tests a plugin that fails and logs the reason on a thread of its own. Alone in its process: the
+//! plugin and thread of a warning are unknown, so the last one of all is reported.
 
 #[allow(
     dead_code,

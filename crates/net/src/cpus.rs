@@ -1,4 +1,4 @@
-//! The CPUs that a thread may run on, and those of a NUMA node.
+//! Sets of CPUs: those of a thread and those of a NUMA node.
 
 use std::fs;
 use std::io;
@@ -11,15 +11,15 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 pub struct Cpus(CpuSet);
 
 impl Cpus {
-    /// The CPUs that the calling thread may run on.
+    /// Returns the CPUs that the calling thread may run on.
     ///
     /// # Errors
-    /// The machine has more CPUs than can be asked for.
+    /// Fails if the machine has more CPUs than the system call can report.
     pub fn of_this_thread() -> io::Result<Self> {
         Ok(Self(sched_getaffinity(None)?))
     }
 
-    /// The CPUs of a NUMA node; none where sysfs does not say.
+    /// Returns the CPUs of a NUMA node; an empty set if sysfs does not list them.
     #[must_use]
     pub fn of_node(sysfs: &Path, node: u32) -> Option<Self> {
         let path = sysfs.join(format!("devices/system/node/node{node}/cpulist"));
@@ -40,7 +40,7 @@ impl Cpus {
         Some(Self(set))
     }
 
-    /// The CPUs that are in both sets.
+    /// Returns the CPUs that are in both sets.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         let mut both = CpuSet::new();
@@ -49,7 +49,7 @@ impl Cpus {
         Self(both)
     }
 
-    /// How many there are.
+    /// Returns the number of CPUs in the set.
     #[must_use]
     pub fn count(&self) -> usize {
         self.0.count() as usize
@@ -58,7 +58,7 @@ impl Cpus {
     /// Keeps the calling thread on these CPUs.
     ///
     /// # Errors
-    /// None of them may be used.
+    /// Fails if this process may use none of these CPUs.
     pub fn keep_this_thread(&self) -> io::Result<()> {
         Ok(sched_setaffinity(None, &self.0)?)
     }
@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn lists_are_parsed_as_the_kernel_writes_them() {
         assert_eq!(cpus("0-2,5,8-9"), Some(vec![0, 1, 2, 5, 8, 9]));
-        // A node with memory alone.
+        // A node that has memory and no CPUs.
         assert_eq!(cpus(""), Some(vec![]));
         for bad in ["a", "0-", "1-x", "0-99999", "5000"] {
             assert_eq!(cpus(bad), None, "{bad}");

@@ -1,16 +1,16 @@
-//! Forks: which process a value belongs to, and descriptors that children do not keep.
+//! Detects forks and keeps descriptors out of forked children.
 //!
-//! A forked child has the memory of its parent and none of its threads: locks may be held for ever,
-//! and a stream that both use is ruined. [`Process`] tells whose a value is, at the cost of one
-//! load; [`InProcess`] holds a value that is left alone elsewhere. `Private` holds a descriptor
-//! that is closed in every child by the fork itself, so that a child keeps neither connections nor
-//! ports of its parent.
+//! A forked child has its parent's memory and none of its threads: locks may stay held for ever,
+//! and a stream that both processes use is corrupted. [`Process`] identifies the process that owns
+//! a value, at the cost of one load; [`InProcess`] holds a value that other processes must not
+//! touch. `Private` holds a descriptor that the fork itself closes in every child, so that a child
+//! keeps neither connections nor ports of its parent.
 //!
-//! The current process is known by its *generation*, which is kept on a page that the kernel clears
-//! in children (`MADV_WIPEONFORK`). The handlers of `pthread_atfork` clear it as well, for kernels
+//! Each process has a *generation*, kept on a page that the kernel clears in children
+//! (`MADV_WIPEONFORK`). The handlers of `pthread_atfork` clear the page as well, for kernels
 //! without that call, and close descriptors. Children made without these handlers (`clone`,
-//! `_Fork`) keep the descriptors; they know all the same that they are children. Programs that are
-//! executed keep none: every descriptor is closed on `exec`.
+//! `_Fork`) keep the descriptors, but still see that they are children. Executed programs keep
+//! none: every descriptor is closed on `exec`.
 //!
 //! ```text
 //!   fork:  before_fork ── waits until no descriptor is being made or closed
@@ -25,38 +25,39 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// One process, told apart from those that it was forked from and those forked from it.
+/// Identifies one process, distinct from its parents and children by fork.
 #[derive(Clone, Copy, Debug)]
 pub struct Process {
-    /// The generation of the process that is running.
-    now: &'static AtomicU64,
+    /// The process that is running.
+    now: &'static Current,
     generation: u64,
     id: u32,
 }
 
 impl Process {
-    /// The process that is running.
+    /// Returns the current process.
     #[must_use]
     pub fn current() -> Self {
         let now = page();
+        let generation = generation(now);
         Self {
             now,
-            generation: generation(now),
-            id: std::process::id(),
+            generation,
+            id: now.id.load(Ordering::Relaxed),
         }
     }
 
-    /// Whether this is the process that is running. Never waits, and takes no lock.
+    /// Returns whether this is the current process. Never blocks, and takes no lock.
     #[inline]
     #[must_use]
     pub fn is_current(&self) -> bool {
-        self.now.load(Ordering::Relaxed) == self.generation
+        self.now.generation.load(Ordering::Relaxed) == self.generation
     }
 
-    /// Refuses a call in another process. Never waits, and takes no lock.
+    /// Refuses a call made in another process. Never blocks, and takes no lock.
     ///
     /// # Errors
-    /// Another process is running, which was forked from this one.
+    /// Fails if the current process was forked from this one.
     #[inline]
     pub fn check(&self) -> Result<(), Forked> {
         if self.is_current() {
@@ -67,7 +68,7 @@ impl Process {
     }
 }
 
-/// A call was made in a child of the process that the handle belongs to.
+/// Reports a call made in a child of the process that owns the handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "this belongs to the session of process {process}, which forked: create a session in this process"
@@ -77,8 +78,9 @@ pub struct Forked {
     pub process: u32,
 }
 
-/// A value that only its own process uses and drops. A child may read what never changes; whatever
-/// waits or takes a lock asks [`InProcess::check`] first. Dropping it in a child does nothing.
+/// Holds a value that only its own process uses and drops. A child may read what never changes;
+/// every call that waits or takes a lock calls [`InProcess::check`] first. Dropping it in a child
+/// does nothing.
 #[derive(Debug)]
 pub struct InProcess<T> {
     value: ManuallyDrop<T>,
@@ -86,13 +88,13 @@ pub struct InProcess<T> {
 }
 
 impl<T> InProcess<T> {
-    /// A value of the process that is running.
+    /// Creates a value that belongs to the current process.
     #[must_use]
     pub fn new(value: T) -> Self {
         Self::of(Process::current(), value)
     }
 
-    /// A value of that process.
+    /// Creates a value that belongs to `process`.
     #[must_use]
     pub fn of(process: Process, value: T) -> Self {
         Self {
@@ -101,20 +103,20 @@ impl<T> InProcess<T> {
         }
     }
 
-    /// The process that the value belongs to.
+    /// Returns the process that the value belongs to.
     #[must_use]
     pub fn process(&self) -> Process {
         self.process
     }
 
-    /// Whether the value belongs to the process that is running.
+    /// Returns whether the value belongs to the current process.
     #[inline]
     #[must_use]
     pub fn is_current(&self) -> bool {
         self.process.is_current()
     }
 
-    /// Refuses a call in another process.
+    /// Refuses a call made in another process.
     ///
     /// # Errors
     /// As [`Process::check`].
@@ -142,14 +144,14 @@ impl<T> Deref for InProcess<T> {
 impl<T> Drop for InProcess<T> {
     fn drop(&mut self) {
         if self.is_current() {
-            // SAFETY: dropped once, here, and not used afterwards.
+            // SAFETY: the value is dropped once, here, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.value) };
         }
     }
 }
 
-/// A descriptor that forked children do not keep. They must not use it: its number may stand for
-/// something else there.
+/// A descriptor that forked children do not keep. A child must not use it: there, its number may
+/// refer to something else.
 #[derive(Debug)]
 pub(crate) struct Private<T: AsRawFd> {
     descriptor: ManuallyDrop<T>,
@@ -157,9 +159,9 @@ pub(crate) struct Private<T: AsRawFd> {
 }
 
 impl<T: AsRawFd> Private<T> {
-    /// Makes a descriptor; `make` must not wait, since a fork waits for it.
+    /// Creates a descriptor. `make` must not block, since a fork waits for it.
     pub(crate) fn new<E>(make: impl FnOnce() -> Result<T, E>) -> Result<Self, E> {
-        // First: it sees to the handlers.
+        // First, since this installs the fork handlers.
         let process = Process::current();
         let _turn = Turn::take();
         let descriptor = make()?;
@@ -170,8 +172,7 @@ impl<T: AsRawFd> Private<T> {
         })
     }
 
-    /// Returns whether the descriptor belongs to the process that is running. Children must not use
-    /// it.
+    /// Returns whether the descriptor belongs to the current process. Children must not use it.
     pub(crate) fn is_current(&self) -> bool {
         self.process.is_current()
     }
@@ -187,43 +188,52 @@ impl<T: AsRawFd> Deref for Private<T> {
 
 impl<T: AsRawFd> Drop for Private<T> {
     fn drop(&mut self) {
-        // Closed by the fork; what has its number now is somebody else's.
+        // The fork closed the descriptor; its number may have been reused since.
         if !self.is_current() {
             return;
         }
         let _turn = Turn::take();
         set_private(self.descriptor.as_raw_fd(), false);
-        // SAFETY: dropped once, here, and not used afterwards.
+        // SAFETY: the descriptor is dropped once, here, and not used afterwards.
         unsafe { ManuallyDrop::drop(&mut self.descriptor) };
     }
 }
 
-/// The page with the generation of this process, once there is one.
-static PAGE: AtomicPtr<AtomicU64> = AtomicPtr::new(null_mut());
+/// State of the current process, on a page that the kernel clears in children.
+#[derive(Debug, Default)]
+struct Current {
+    /// The generation of the process; zero until it is first asked for.
+    generation: AtomicU64,
+    /// The process id, valid once there is a generation. Cached, since asking the kernel costs a
+    /// call.
+    id: AtomicU32,
+}
 
-/// The generation that was given out last. Children inherit it: theirs are higher.
+/// The page of this process, once there is one.
+static PAGE: AtomicPtr<Current> = AtomicPtr::new(null_mut());
+
+/// The generation assigned last. Children inherit this counter, so their generations are higher.
 static LAST: AtomicU64 = AtomicU64::new(0);
 
-/// Highest number of a descriptor that is closed in children: what Linux allows unless told
-/// otherwise.
+/// Highest descriptor number that is closed in children: the default limit of Linux.
 const MAX_DESCRIPTORS: usize = 1 << 20;
 
 /// One bit for each private descriptor. Untouched parts cost no memory.
 static PRIVATE: [AtomicU64; MAX_DESCRIPTORS / 64] =
     [const { AtomicU64::new(0) }; MAX_DESCRIPTORS / 64];
 
-/// Words of [`PRIVATE`] that were ever used.
+/// Number of words of [`PRIVATE`] ever used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Descriptors that are being made or closed, and forks under way: one waits for the other.
+/// Counts descriptors being made or closed, and marks a fork in progress: each waits for the other.
 static TURNS: AtomicU32 = AtomicU32::new(0);
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// How long a fork waits at most. A signal handler that forks may have interrupted the thread it
-/// would wait for.
+/// Limits how long a fork waits. A signal handler that forks may have interrupted the very thread
+/// that it would wait for.
 const FORK_WAIT: Duration = Duration::from_secs(5);
 
-/// A turn to make or close a descriptor, during which nobody forks.
+/// Permission to make or close a descriptor; no fork happens while it is held.
 struct Turn;
 
 impl Turn {
@@ -235,7 +245,7 @@ impl Turn {
             }
             TURNS.fetch_sub(1, Ordering::SeqCst);
             while FORKS.load(Ordering::SeqCst) != 0 {
-                // A fork of a large process takes milliseconds.
+                // Forking a large process takes milliseconds.
                 std::thread::sleep(Duration::from_micros(50));
             }
         }
@@ -253,7 +263,7 @@ fn set_private(descriptor: RawFd, private: bool) {
         return;
     };
     let (word, bit) = (number / 64, 1 << (number % 64));
-    // Beyond the table, children keep the descriptor.
+    // Children keep descriptors whose numbers are beyond the table.
     let Some(bits) = PRIVATE.get(word) else {
         return;
     };
@@ -265,39 +275,41 @@ fn set_private(descriptor: RawFd, private: bool) {
     }
 }
 
-/// The generation of this process; a new one in a child that has none yet.
-fn generation(now: &AtomicU64) -> u64 {
-    match now.load(Ordering::Relaxed) {
+/// Returns the generation of this process; assigns a new one in a child that has none yet.
+fn generation(now: &Current) -> u64 {
+    match now.generation.load(Ordering::Acquire) {
         0 => {
+            now.id.store(std::process::id(), Ordering::Relaxed);
             let next = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-            let raced = now.compare_exchange(0, next, Ordering::Relaxed, Ordering::Relaxed);
-            raced.err().unwrap_or(next)
+            let (done, raced) = (Ordering::AcqRel, Ordering::Acquire);
+            let exchanged = now.generation.compare_exchange(0, next, done, raced);
+            exchanged.err().unwrap_or(next)
         }
         known => known,
     }
 }
 
-/// The page; makes it, and installs the handlers, at the first call. Takes no lock, which a fork by
-/// another thread could leave held.
-fn page() -> &'static AtomicU64 {
+/// Returns the page; makes it, and installs the handlers, at the first call. Takes no lock, since a
+/// fork by another thread could leave the lock held.
+fn page() -> &'static Current {
     let known = PAGE.load(Ordering::Acquire);
     if !known.is_null() {
-        // SAFETY: made below, aligned and zeroed, and never freed.
+        // SAFETY: the page was made below, aligned and zeroed, and is never freed.
         return unsafe { &*known };
     }
     let made = wiped_page();
-    // Two threads may both come here: the handlers run twice then, which is harmless.
+    // Two threads may both get here; the handlers then run twice, which is harmless.
     // SAFETY: the handlers are functions of this program, and do only what a fork allows.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     let raced = PAGE.compare_exchange(null_mut(), made, Ordering::AcqRel, Ordering::Acquire);
-    // SAFETY: as above; the page of whoever came second stays unused.
+    // SAFETY: as above; the page of the thread that lost the race stays unused.
     unsafe { &*raced.err().unwrap_or(made) }
 }
 
-/// A zeroed page that the kernel clears in children.
-fn wiped_page() -> *mut AtomicU64 {
+/// Returns a zeroed page that the kernel clears in children.
+fn wiped_page() -> *mut Current {
     const LEN: usize = 4096;
-    // SAFETY: a new mapping, which overlaps nothing.
+    // SAFETY: the kernel chooses the address, so the mapping overlaps nothing.
     let page = unsafe {
         libc::mmap(
             null_mut(),
@@ -309,11 +321,11 @@ fn wiped_page() -> *mut AtomicU64 {
         )
     };
     if page == libc::MAP_FAILED {
-        // Without a page of its own only the handlers tell.
+        // Without a mapping, only the handlers detect forks.
         return Box::into_raw(Box::default());
     }
-    // Refused by kernels before 4.14, where the handlers tell.
-    // SAFETY: the mapping was made above and belongs to nobody else.
+    // Kernels before 4.14 refuse this; there only the handlers detect forks.
+    // SAFETY: the mapping was made above, and nothing else uses it.
     unsafe { libc::madvise(page, LEN, libc::MADV_WIPEONFORK) };
     page.cast()
 }
@@ -330,12 +342,12 @@ extern "C" fn in_parent() {
     FORKS.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// Does what may be done between a fork and whatever comes next: atomics and `close`.
+/// Runs in the child right after the fork: uses atomics and `close` only, as a fork requires.
 extern "C" fn in_child() {
     let page = PAGE.load(Ordering::Acquire);
     if !page.is_null() {
         // SAFETY: as in `page`.
-        unsafe { &*page }.store(0, Ordering::Relaxed);
+        unsafe { &*page }.generation.store(0, Ordering::Relaxed);
     }
     let used = USED.load(Ordering::SeqCst);
     for (index, bits) in PRIVATE.iter().take(used).enumerate() {
@@ -343,8 +355,9 @@ extern "C" fn in_child() {
         while bits != 0 {
             let number = index * 64 + bits.trailing_zeros() as usize;
             bits &= bits - 1;
-            // Closes the child's own reference; the connection is the parent's and goes on.
-            // SAFETY: the parent's engine had made the descriptor, and the child does not use it.
+            // Closes the child's reference only; the parent's connection stays open.
+            // SAFETY: the descriptor is the engine's of the parent process, and the child does not
+            // use it.
             unsafe { libc::close(number as RawFd) };
         }
     }
@@ -358,14 +371,14 @@ mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
 
-    /// Runs `body` in a forked child and says whether it returned true.
+    /// Runs `body` in a forked child and returns whether it returned true.
     fn in_a_child(body: impl FnOnce() -> bool) -> bool {
-        // SAFETY: the child calls `body`, which allocates at most, and ends without unwinding.
+        // SAFETY: the child runs `body`, which at most allocates, and exits without unwinding.
         let child = unsafe { libc::fork() };
         assert!(child >= 0, "cannot fork");
         if child == 0 {
             let fine = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
-            // SAFETY: ends this process, at once.
+            // SAFETY: `_exit` ends the process at once.
             unsafe { libc::_exit(i32::from(!fine.unwrap_or(false))) };
         }
         let mut status = 0;
@@ -375,7 +388,7 @@ mod tests {
     }
 
     fn is_open(number: RawFd) -> bool {
-        // SAFETY: asks for flags, changes nothing.
+        // SAFETY: reads flags, changes nothing.
         unsafe { libc::fcntl(number, libc::F_GETFD) >= 0 }
     }
 
@@ -387,6 +400,7 @@ mod tests {
             let child = Process::current();
             !parent.is_current()
                 && child.is_current()
+                && child.id == std::process::id()
                 && parent.check() == Err(Forked { process: parent.id })
                 && in_a_child(|| {
                     !child.is_current() && !parent.is_current() && Process::current().is_current()
@@ -415,7 +429,7 @@ mod tests {
         assert_eq!(drops.load(Ordering::Relaxed), 1);
     }
 
-    /// Only the kernel's own clearing tells where no handler runs.
+    /// Without fork handlers, only the page that the kernel clears identifies a child.
     #[test]
     fn a_child_made_without_handlers_is_another_one_too() {
         let parent = Process::current();
@@ -423,7 +437,7 @@ mod tests {
         let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
         assert!(child >= 0, "cannot clone");
         if child == 0 {
-            // SAFETY: ends this process, at once.
+            // SAFETY: `_exit` ends the process at once.
             unsafe { libc::_exit(i32::from(parent.is_current())) };
         }
         let (child, mut status) = (child as libc::pid_t, 0);
@@ -439,7 +453,8 @@ mod tests {
         let mut near = Some(Private::new(|| Ok::<_, std::io::Error>(near)).unwrap());
         assert!(in_a_child(|| {
             let closed = !is_open(near_number) && is_open(far_number);
-            // Somebody else's by now; dropping what was inherited leaves it alone.
+            // The number now refers to another descriptor; dropping the inherited value must not
+            // close it.
             // SAFETY: duplicates a descriptor of this process.
             let reused = unsafe { libc::dup2(far_number, near_number) } == near_number;
             drop(near.take());
@@ -450,10 +465,10 @@ mod tests {
         assert_eq!(quiet.kind(), std::io::ErrorKind::WouldBlock, "still open");
     }
 
-    /// A number that the application has got after it was ours is the application's.
+    /// A descriptor number that the application has reused belongs to the application.
     #[test]
     fn children_keep_what_was_private_once() {
-        // In a child, where no other test gets the number.
+        // In a child, where no other test can get the number.
         assert!(in_a_child(|| {
             let (near, far) = UnixStream::pair().unwrap();
             let number = near.as_raw_fd();

@@ -1,9 +1,9 @@
-//! Copies of memory that may be gone: they report a fault where others end the process.
+//! Copies memory that may be unmapped, and reports a fault instead of ending the process.
 //!
 //! Registered memory belongs to the application, which may unmap or protect it too early. A system
-//! call answers `EFAULT` then; a copy in user space is ended by SIGSEGV, or by SIGBUS where a
-//! mapped file has become shorter. Every copy of registered memory by the CPU goes through this
-//! module.
+//! call then returns `EFAULT`; a copy in user space would end the process by SIGSEGV, or by SIGBUS
+//! if a mapped file has become shorter. Every copy of registered memory by the CPU goes through
+//! this module.
 //!
 //! | way | used | cost of 4 KiB |
 //! |---|---|---|
@@ -12,40 +12,44 @@
 //! | *plain*: nothing is guarded | where the system call is forbidden, as some containers do | that of `memcpy` |
 //!
 //! The handlers are installed with the first copy and stay. They act on faults whose instruction
-//! lies in the loops and pass everything else on to the handlers that were there before, or to the
-//! default action. A program that installs handlers later replaces ours: [`check_handlers`]
-//! notices, and copies go by system call from then on. So do copies on threads that block the two
-//! signals, since a fault there ends the process whatever the handlers are.
+//! lies in the loops and pass everything else to the previous handlers, or to the default action. A
+//! program that installs handlers later replaces these: [`check_handlers`] notices, and from then
+//! on copies use the system call. So do copies on threads that block the two signals, since a fault
+//! there ends the process whatever the handlers are.
 
 use std::cell::Cell;
 use std::sync::Once;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
 
-/// Memory that was to be copied is not mapped, or not for this kind of access. Some of its bytes
-/// may have been copied.
+/// The memory to copy is not mapped, or not for this access. Some bytes may have been copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the memory is not mapped, or not for this access")]
 pub struct Fault;
 
 impl Fault {
-    /// Whether this is what a system call reports in `error`.
+    /// Returns whether `error` is what a system call returns for such memory.
     #[must_use]
     pub fn is_in(error: &std::io::Error) -> bool {
         error.raw_os_error() == Some(libc::EFAULT)
     }
 }
 
-/// Pages are at least this large on every machine.
+/// The smallest page size of any supported machine.
 const PAGE_BYTES: usize = 4096;
 
-/// How copies are guarded: one of the constants below.
+/// The way copies are guarded: one of the constants below.
 static WAY: AtomicU8 = AtomicU8::new(BY_HANDLER);
 const BY_HANDLER: u8 = 0;
 const BY_SYSTEM_CALL: u8 = 1;
 const PLAIN: u8 = 2;
 
-/// Looks whether faults still reach the handlers of this module, and installs them if they never
-/// were. Cheap enough for everything but the path of data: two system calls.
+/// Counts how often other handlers have replaced this module's.
+static WARNED: AtomicU32 = AtomicU32::new(0);
+
+/// Checks whether faults still reach the handlers of this module, and installs them if they never
+/// were. Costs two system calls: cheap enough everywhere but on the data path.
 pub fn check_handlers() {
     let way = WAY.load(Ordering::Relaxed);
     let found = if handlers::are_ours() {
@@ -56,12 +60,33 @@ pub fn check_handlers() {
     if way == found || way == PLAIN {
         return;
     }
-    // Copies of other threads may still go the old way: they cannot be protected.
-    if WAY.swap(found, Ordering::Relaxed) == BY_HANDLER && handlers::EXIST {
+    // Other threads may have copies in progress the old way; those cannot be protected.
+    if WAY.swap(found, Ordering::Relaxed) == BY_HANDLER
+        && handlers::EXIST
+        && WARNED.fetch_add(1, Ordering::Relaxed) < 10
+    {
+        // Logged ten times at most: some programs replace handlers all the time.
         tracing::warn!(
+            remedy = "install that handler before memory is registered",
             "another handler of SIGSEGV or SIGBUS replaces this library's: small copies are guarded \
-             by system calls from now on, which are slower. Install it before memory is registered"
+             by system calls from now on, which are slower"
         );
+    }
+}
+
+/// Does what [`check_handlers`] does, unless that was done within the last millisecond. For callers
+/// that check many times in a row.
+pub fn check_handlers_anew() {
+    /// The time of the last check in microseconds, counted from the first check.
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    static FIRST: OnceLock<Instant> = OnceLock::new();
+    let first = FIRST.get_or_init(Instant::now);
+    // Never zero: zero means that no check was made.
+    let now = u64::try_from(first.elapsed().as_micros()).unwrap_or(u64::MAX) | 1;
+    let last = LAST.load(Ordering::Relaxed);
+    if last == 0 || now.saturating_sub(last) >= 1000 {
+        LAST.store(now, Ordering::Relaxed);
+        check_handlers();
     }
 }
 
@@ -72,10 +97,10 @@ pub fn check_handlers() {
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, count: usize) -> Result<(), Fault> {
     let distance = from.addr().abs_diff(to.addr());
     if distance >= count {
-        // SAFETY: passed on from the caller; the ranges do not overlap.
+        // SAFETY: the caller upholds the same contract; the ranges do not overlap.
         return unsafe { copy_apart(from, to, count) };
     }
-    // Through a buffer, piece by piece, from the end that is overwritten last.
+    // Copies through a buffer, piece by piece, starting at the end that is overwritten last.
     let mut buffer = [0; PAGE_BYTES];
     let mut done = 0;
     while done < count {
@@ -94,22 +119,22 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, count: usize) -> Result<
     Ok(())
 }
 
-/// Copies `lines` times 64 bytes past the cache. Whoever sees what this thread writes afterwards
-/// sees these bytes too.
+/// Copies `lines` times 64 bytes past the cache. A thread that observes a later write of this
+/// thread also observes these bytes.
 ///
 /// # Safety
 /// As [`copy`], without overlap; `to` is aligned to 16 bytes.
 #[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn stream(from: *const u8, to: *mut u8, lines: usize) -> Result<(), Fault> {
     if way() == BY_HANDLER {
-        // SAFETY: passed on from the caller; the handlers are installed.
+        // SAFETY: the caller upholds the same contract; the handlers are installed.
         return unsafe { handlers::stream(from, to, lines) };
     }
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller upholds the same contract.
     unsafe { copy_apart(from, to, lines * 64) }
 }
 
-/// Looks whether memory can be read: every page where that is cheap, else the first and the last.
+/// Checks whether memory can be read: every page where that is cheap, else the first and the last.
 pub(crate) fn probe(address: *const u8, len: usize) -> Result<(), Fault> {
     if len == 0 {
         return Ok(());
@@ -121,8 +146,7 @@ pub(crate) fn probe(address: *const u8, len: usize) -> Result<(), Fault> {
     }
     let mut byte = 0;
     for address in [address, address.wrapping_add(len - 1)] {
-        // SAFETY: the target is ours, and reading one byte of memory that the caller names harms
-        // nobody.
+        // SAFETY: the target is a local, and reading one byte that the caller names has no effect.
         unsafe { copy_apart(address, &raw mut byte, 1)? };
     }
     Ok(())
@@ -137,18 +161,18 @@ unsafe fn copy_apart(from: *const u8, to: *mut u8, count: usize) -> Result<(), F
         return Ok(());
     }
     match way() {
-        // SAFETY: passed on from the caller; the handlers are installed.
+        // SAFETY: the caller upholds the same contract; the handlers are installed.
         BY_HANDLER => unsafe { handlers::copy(from, to, count) },
         BY_SYSTEM_CALL => by_system_call(from, to, count),
         _ => {
-            // SAFETY: passed on from the caller.
+            // SAFETY: the caller upholds the same contract.
             unsafe { std::ptr::copy_nonoverlapping(from, to, count) };
             Ok(())
         }
     }
 }
 
-/// How this thread's next copy is guarded.
+/// Returns the way this thread's next copy is guarded.
 fn way() -> u8 {
     if cfg!(miri) {
         return PLAIN;
@@ -161,7 +185,8 @@ fn way() -> u8 {
     }
 }
 
-/// Whether this thread blocks the signals of faults. Asked once: such threads are made that way.
+/// Returns whether this thread blocks the fault signals. Asked once per thread: a thread that
+/// blocks them does so from its start.
 fn is_deaf() -> bool {
     thread_local! {
         static DEAF: Cell<Option<bool>> = const { Cell::new(None) };
@@ -202,7 +227,10 @@ fn by_system_call(from: *const u8, to: *mut u8, count: usize) -> Result<(), Faul
                 Some(libc::EINTR) => {}
                 _ => {
                     if WAY.swap(PLAIN, Ordering::Relaxed) != PLAIN {
+                        // Logged once.
                         tracing::warn!(
+                            remedy =
+                                "let seccomp allow it, or deregister memory before it is unmapped",
                             "process_vm_writev is forbidden here: registered memory that is unmapped \
                              too early ends this process"
                         );
@@ -239,8 +267,9 @@ mod handlers {
 
     const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
-    // Each returns what is left in rax: 0, or more after a fault. A fault between `…_begin` and
-    // `…_end` goes on at `…_end`. Nothing is pushed and no register that a caller keeps is used.
+    // Each loop returns the remaining count in rax: 0, or more after a fault. A fault between
+    // `…_begin` and `…_end` resumes at `…_end`. The loops push nothing and use caller-saved
+    // registers only.
     global_asm!(
         ".macro tcpx_guard_function name",
         ".hidden \\name",
@@ -284,7 +313,7 @@ mod handlers {
         "dec rax",
         "jnz tcpx_guard_stream_begin",
         "tcpx_guard_stream_end:",
-        // Such stores are not ordered with others.
+        // Streaming stores are not ordered with others.
         "sfence",
         "ret",
         ".cfi_endproc",
@@ -321,7 +350,7 @@ mod handlers {
     /// # Safety
     /// As there; the handlers are installed.
     pub(super) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) -> Result<(), Fault> {
-        // SAFETY: passed on from the caller; a fault ends the loop.
+        // SAFETY: the caller upholds the same contract; a fault ends the loop.
         outcome(unsafe { tcpx_guard_copy(to, from, bytes) })
     }
 
@@ -330,7 +359,7 @@ mod handlers {
     /// # Safety
     /// As there; the handlers are installed.
     pub(super) unsafe fn stream(from: *const u8, to: *mut u8, lines: usize) -> Result<(), Fault> {
-        // SAFETY: passed on from the caller; a fault ends the loop.
+        // SAFETY: the caller upholds the same contract; a fault ends the loop.
         outcome(unsafe { tcpx_guard_stream(to, from, lines) })
     }
 
@@ -347,10 +376,10 @@ mod handlers {
         }
     }
 
-    /// What was done about the signals before, in the order of [`SIGNALS`].
+    /// The previous signal actions, in the order of [`SIGNALS`].
     static BEFORE: OnceLock<[sigaction; 2]> = OnceLock::new();
 
-    /// Installs the handlers, once; says whether they are still there.
+    /// Installs the handlers at the first call; returns whether they are still installed.
     pub(super) fn are_ours() -> bool {
         let mut is_first = false;
         BEFORE.get_or_init(|| {
@@ -379,9 +408,9 @@ mod handlers {
         // SAFETY: zeroes are a valid action.
         let mut action: sigaction = unsafe { zeroed() };
         action.sa_sigaction = handle as *const () as usize;
-        // What the handler before has asked for still holds when it is called by ours. On the
-        // thread's other stack, where it has one: a stack that has overflowed has no room for a
-        // handler.
+        // Keeps the mask and flags of the previous handler, since this handler calls it. Runs on
+        // the thread's alternate stack, if there is one: a stack that has overflowed has no room
+        // for a handler.
         action.sa_mask = before.sa_mask;
         action.sa_flags = libc::SA_SIGINFO
             | libc::SA_ONSTACK
@@ -392,7 +421,8 @@ mod handlers {
 
     extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
         let at = context.cast::<ucontext_t>();
-        // SAFETY: the kernel hands in the state of the thread that was interrupted, ours to change.
+        // SAFETY: the kernel passes the state of the interrupted thread, which the handler may
+        // change.
         let counter = unsafe { &mut (*at).uc_mcontext.gregs[libc::REG_RIP as usize] };
         let loops = [
             (
@@ -417,12 +447,13 @@ mod handlers {
         pass_on(signal, info, context);
     }
 
-    /// Does what would be done without us.
+    /// Does what would happen without this handler.
     fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
         let at = SIGNALS.iter().position(|known| *known == signal);
         let before = BEFORE.get().zip(at).map(|(actions, at)| actions[at]);
         let handler = before.map_or(libc::SIG_DFL, |action| action.sa_sigaction);
-        // SAFETY: sent by a call such as `kill`, or by the processor: only then it comes again.
+        // SAFETY: the kernel passes a valid `info`. A positive code means a fault of the processor,
+        // which recurs on return; a signal sent by `kill` does not.
         let is_sent = unsafe { (*info).si_code } <= 0;
         if handler == libc::SIG_IGN && is_sent {
             return;
@@ -453,7 +484,7 @@ mod handlers {
 
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 mod handlers {
-    //! No loops for this processor: every copy goes by system call.
+    //! This processor has no loops: every copy uses the system call.
 
     use super::Fault;
 

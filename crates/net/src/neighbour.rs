@@ -1,4 +1,4 @@
-//! Neighbours: another process on this host, whose memory is moved without the network.
+//! Reaches another process on this host (a neighbour) and moves its memory without the network.
 //!
 //! ```text
 //!   owner of the memory                              user of the memory
@@ -13,14 +13,15 @@
 //!
 //! - [`Door`] and [`Wire`]: a Unix socket, which keeps the boundaries of messages, carries
 //!   descriptors, and names the process at its other end.
-//! - [`Neighbour`]: that process; reads and writes its memory by `process_vm_readv` and
-//!   `process_vm_writev`, and tells when it has ended. [`Nonce`] proves that the process that is
-//!   reached is the one that is meant.
+//! - [`Neighbour`]: the other process; reads and writes its memory by `process_vm_readv` and
+//!   `process_vm_writev`, and reports when it has ended. [`Nonce`] proves that it is the intended
+//!   process.
 //! - [`Gates`]: counters in shared memory, by which the owner of memory stops the other's access.
 //!
-//! Nothing here waits, and nothing here is trusted: a peer that writes what it likes to the wire
-//! and to the gates costs at most an error, or the time that its own memory is kept. The kernel
-//! decides who reaches whose memory, by the rules of `ptrace`; a [`Refusal`] says what it lacked.
+//! Nothing here blocks, and nothing from the peer is trusted: arbitrary bytes on the wire and in
+//! the gates cost at most an error, or keep the memory of the peer itself for longer. The kernel
+//! decides who may access whose memory, by the rules of `ptrace`; a [`Refusal`] names the missing
+//! permission.
 
 mod door;
 mod error;
@@ -36,7 +37,7 @@ pub use memory::{Neighbour, Remote};
 pub use nonce::{NONCE_BYTES, Nonce};
 pub use wire::{Credentials, MAX_FDS, MAX_MESSAGE, Received, Wire};
 
-/// The user that this process runs as.
+/// Returns the user that this process runs as.
 #[must_use]
 pub fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()

@@ -1,8 +1,8 @@
-//! Readiness: one-shot epoll and a waker.
+//! Waits for readiness: one-shot epoll, a waker, and a descriptor for other event loops.
 
 use std::io;
 use std::num::NonZeroU64;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,14 +18,15 @@ const BATCH: usize = 64;
 /// A source that became ready, or a wake-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The source with this token is ready, has failed or was closed: try it and see.
+    /// The source with this token is ready, has failed or was closed: the next call on it tells
+    /// which.
     Ready(u64),
     /// [`Waker::wake`] was called.
     Woken,
 }
 
-/// Waits for sources to become ready. Every source reports once and is then silent until it is armed
-/// again, so that a thread that already works on a source is never woken for it.
+/// Waits for sources to become ready. Every source reports once and is then silent until it is
+/// armed again, so that a thread already working on a source is never woken for it.
 #[derive(Debug)]
 pub struct Poller {
     epoll: Private<OwnedFd>,
@@ -33,25 +34,24 @@ pub struct Poller {
 }
 
 impl Poller {
-    /// A poller with no sources.
+    /// Creates a poller with no sources.
     ///
     /// # Errors
     /// The process is out of file descriptors.
     pub fn new() -> io::Result<Self> {
         let epoll = Private::new(|| epoll::create(epoll::CreateFlags::CLOEXEC))?;
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let event = Private::new(|| eventfd(0, flags))?;
+        let signal = Signal::new()?;
         let data = epoll::EventData::new_u64(WAKER);
-        epoll::add(&*epoll, &*event, data, epoll::EventFlags::IN)?;
+        epoll::add(&*epoll, &signal, data, epoll::EventFlags::IN)?;
         Ok(Self {
             epoll,
             waker: Waker {
-                event: Arc::new(event),
+                signal: Arc::new(signal),
             },
         })
     }
 
-    /// A handle that wakes [`Poller::wait`] from any thread.
+    /// Returns a handle that wakes [`Poller::wait`] from any thread.
     #[must_use]
     pub fn waker(&self) -> Waker {
         self.waker.clone()
@@ -60,7 +60,7 @@ impl Poller {
     /// Adds a source that stays silent until it is armed.
     ///
     /// # Errors
-    /// The source is already here, or cannot be polled.
+    /// Fails if the source was already added, or cannot be polled.
     pub fn add(&self, source: impl AsFd, token: u64) -> io::Result<()> {
         let data = epoll::EventData::new_u64(token);
         Ok(epoll::add(
@@ -75,17 +75,17 @@ impl Poller {
     /// [`Poller::arm`] in one system call.
     ///
     /// # Errors
-    /// The source is already here, or cannot be polled.
+    /// Fails if the source was already added, or cannot be polled.
     pub fn add_armed(&self, source: impl AsFd, token: u64) -> io::Result<()> {
         let data = epoll::EventData::new_u64(token);
         let flags = epoll::EventFlags::ONESHOT | epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
         Ok(epoll::add(&*self.epoll, source, data, flags)?)
     }
 
-    /// Reports the source once when it has something to read or, if asked, takes something to write.
+    /// Reports the source once when it is readable or, if asked, writable.
     ///
     /// # Errors
-    /// The source is not here (it was closed or removed).
+    /// Fails if the source is not registered (it was closed or removed).
     pub fn arm(&self, source: impl AsFd, token: u64, writable: bool) -> io::Result<()> {
         let mut flags =
             epoll::EventFlags::ONESHOT | epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
@@ -100,24 +100,24 @@ impl Poller {
         )?)
     }
 
-    /// Reports the source once when it takes something to write, whatever there is to read.
+    /// Reports the source once when it is writable, even if it is readable before.
     ///
     /// # Errors
-    /// The source is not here (it was closed or removed).
+    /// Fails if the source is not registered (it was closed or removed).
     pub fn arm_for_writing(&self, source: impl AsFd, token: u64) -> io::Result<()> {
         let flags = epoll::EventFlags::ONESHOT | epoll::EventFlags::OUT;
         let data = epoll::EventData::new_u64(token);
         Ok(epoll::modify(&*self.epoll, source, data, flags)?)
     }
 
-    /// Forgets a source.
+    /// Removes a source.
     pub fn remove(&self, source: impl AsFd) {
-        // Fails only when the source is not here, which is what was asked for.
+        // Fails only if the source is not registered.
         let _ = epoll::delete(&*self.epoll, source);
     }
 
-    /// Waits until something is ready, at most `timeout` (`None`: as long as it takes), and appends
-    /// what is.
+    /// Waits until a source is ready, at most `timeout` (`None`: without limit), and appends the
+    /// events.
     ///
     /// # Errors
     /// The poller itself is broken.
@@ -126,7 +126,7 @@ impl Poller {
             tv_sec: t.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: t.subsec_nanos().into(),
         });
-        // `epoll_wait` counts in milliseconds, and every kernel lets a poller be polled.
+        // `epoll_wait` counts in milliseconds; finer timeouts poll the epoll descriptor itself.
         if let Some(exact) = timeout.filter(|t| t.tv_nsec % 1_000_000 != 0) {
             let mut this = [PollFd::new(&*self.epoll, PollFlags::IN)];
             match poll(&mut this, Some(&exact)) {
@@ -157,29 +157,64 @@ impl Poller {
     }
 }
 
-/// Ends this thread's sleeps when they are due. Left alone, the kernel may make each up to 50 microseconds longer, to end
-/// several at once.
+/// Makes sleeps of this thread end on time. By default the kernel may extend each by up to 50 µs,
+/// to end several at once.
 pub fn sleep_exactly() {
-    // Refused only where the kernel has no such setting: then sleeps are what they are.
+    // Refused only by kernels without this setting.
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
 }
 
 /// Wakes a [`Poller`].
 #[derive(Clone, Debug)]
 pub struct Waker {
-    event: Arc<Private<OwnedFd>>,
+    signal: Arc<Signal>,
 }
 
 impl Waker {
     /// Makes the current or the next [`Poller::wait`] return.
     pub fn wake(&self) {
-        // The counter can only be full (WouldBlock) when a wake-up is already pending.
-        let _ = rustix::io::write(&**self.event, &1u64.to_ne_bytes());
+        self.signal.raise();
     }
 
     fn clear(&self) {
+        self.signal.clear();
+    }
+}
+
+/// A descriptor (eventfd) that is readable from [`Signal::raise`] to [`Signal::clear`]. Forked
+/// children do not keep it.
+#[derive(Debug)]
+pub struct Signal {
+    event: Private<OwnedFd>,
+}
+
+impl Signal {
+    /// Makes a signal that is not raised.
+    ///
+    /// # Errors
+    /// The process is out of file descriptors.
+    pub fn new() -> io::Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let event = Private::new(|| eventfd(0, flags))?;
+        Ok(Self { event })
+    }
+
+    /// Makes the descriptor readable. Costs a system call; never blocks.
+    pub fn raise(&self) {
+        // The counter can only be full (WouldBlock) when the signal is raised already.
+        let _ = rustix::io::write(&*self.event, &1u64.to_ne_bytes());
+    }
+
+    /// Makes the descriptor unreadable until the signal is raised again.
+    pub fn clear(&self) {
         // Fails only when there is nothing to clear.
-        let _ = rustix::io::read(&**self.event, &mut [0u8; 8]);
+        let _ = rustix::io::read(&*self.event, &mut [0u8; 8]);
+    }
+}
+
+impl AsFd for Signal {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
     }
 }
 

@@ -1,12 +1,12 @@
-//! Raw ranges of memory that the kernel reads from and writes to on our behalf.
+//! Raw ranges of memory that the kernel reads and writes for the engine.
 
 use crate::guard::{self, Fault};
 
 /// A range of host memory that transfers may touch.
 ///
-/// It is laid out like the kernel's `iovec`, so that lists of spans go into vectored system calls
-/// as they are. It deliberately is no Rust reference: the memory belongs to the application, which may
-/// look at it or write to it at any time, as with memory that is registered for RDMA.
+/// The layout is that of the kernel's `iovec`, so that lists of spans go into vectored system calls
+/// unchanged. A span is deliberately no Rust reference: the memory belongs to the application,
+/// which may read or write it at any time, as with memory registered for RDMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Span {
@@ -15,42 +15,42 @@ pub struct Span {
 }
 
 // SAFETY: a span is an address and a length; the contract of `Span::new` (the memory may be used
-// until all use has ended) does not depend on the thread that uses it.
+// until the last use ends) does not depend on the thread that uses it.
 unsafe impl Send for Span {}
 // SAFETY: as above; all methods that access the memory are raw copies that hold no reference.
 unsafe impl Sync for Span {}
 
 impl Span {
-    /// Names `len` bytes at `address`.
+    /// Creates a span of `len` bytes at `address`.
     ///
     /// # Safety
-    /// Until the last use of this span, and of every span made from it, whatever is mapped there
-    /// may be read and overwritten. Memory that is not mapped then, or not for that access, is a
-    /// [`Fault`] of the copy. Concurrent access by others is allowed and gives torn data at worst.
+    /// Until the last use of this span, and of every span made from it, memory mapped there may be
+    /// read and overwritten. Memory that is not mapped then, or not for that access, is a [`Fault`]
+    /// of the copy. Concurrent access by others is allowed; it tears data at worst.
     #[must_use]
     pub const unsafe fn new(address: *mut u8, len: usize) -> Self {
         Self { address, len }
     }
 
-    /// The first address.
+    /// Returns the first address.
     #[must_use]
     pub fn address(&self) -> usize {
         self.address as usize
     }
 
-    /// Bytes in the span.
+    /// Returns the number of bytes in the span.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the span has no bytes.
+    /// Returns whether the span has no bytes.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// `len` bytes from `offset` on, or `None` when they are not all inside this span.
+    /// Returns `len` bytes from `offset` on, or `None` unless all are inside this span.
     #[must_use]
     pub fn slice(&self, offset: usize, len: usize) -> Option<Self> {
         let end = offset.checked_add(len)?;
@@ -63,7 +63,7 @@ impl Span {
         })
     }
 
-    /// This span and `next` as one, when `next` begins where this one ends.
+    /// Returns this span and `next` as one, when `next` begins where this one ends.
     #[must_use]
     pub fn join(&self, next: Self) -> Option<Self> {
         let len = self.len.checked_add(next.len)?;
@@ -73,7 +73,7 @@ impl Span {
         })
     }
 
-    /// Copies `bytes` to the start of the span, as many as fit, and returns how many.
+    /// Copies `bytes` to the start of the span, as many as fit, and returns their number.
     ///
     /// # Errors
     /// The span's memory is not mapped or cannot be written to.
@@ -85,21 +85,21 @@ impl Span {
         Ok(count)
     }
 
-    /// Copies from the start of the span into `bytes`, as many as fit, and returns how many.
+    /// Copies from the start of the span into `bytes`, as many as fit, and returns their number.
     ///
     /// # Errors
     /// The span's memory is not mapped or cannot be read.
     pub fn copy_to(&self, bytes: &mut [u8]) -> Result<usize, Fault> {
         let count = bytes.len().min(self.len);
-        // SAFETY: as in `copy_from`; `bytes` is ours alone.
+        // SAFETY: as in `copy_from`; `bytes` is borrowed exclusively.
         unsafe { guard::copy(self.address, bytes.as_mut_ptr(), count)? };
         Ok(count)
     }
 
-    /// Looks whether the span's memory can be read now.
+    /// Checks whether the span's memory can be read now.
     ///
     /// # Errors
-    /// It is not mapped or cannot be read.
+    /// The memory is not mapped or cannot be read.
     pub fn probe(&self) -> Result<(), Fault> {
         guard::probe(self.address, self.len)
     }
@@ -112,14 +112,14 @@ impl Span {
         Ok(count)
     }
 
-    /// As [`Span::copy_span`], for a target that nobody reads soon and that is not in the cache:
-    /// past the cache where the processor can, so that the target is not fetched only to be
+    /// Does what [`Span::copy_span`] does, for a target that is neither read soon nor in the cache:
+    /// bypasses the cache where the processor can, so that the target is not fetched only to be
     /// overwritten. The content of overlapping bytes is unspecified.
     fn stream_span(&self, source: Self) -> Result<usize, Fault> {
-        let count = self.len.min(source.len);
         #[cfg(target_arch = "x86_64")]
-        if count >= STREAM_LEAST {
+        if self.len.min(source.len) >= STREAM_LEAST {
             const LINE: usize = 64;
+            let count = self.len.min(source.len);
             let head = self.address.addr().wrapping_neg() % LINE;
             let lines = (count - head) / LINE;
             let tail = head + lines * LINE;
@@ -137,22 +137,22 @@ impl Span {
     }
 }
 
-/// Fewer bytes are copied as usual: the fence at the end would cost more than it saves.
+/// Shorter copies are made as usual: the fence at the end would cost more than it saves.
 #[cfg(target_arch = "x86_64")]
 const STREAM_LEAST: usize = 1 << 10;
 
-/// How the target of a copy is written.
+/// The way the target of a copy is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Store {
-    /// As usual, for a target that is read soon. The two sides may overlap.
+    /// Through the cache, for a target that is read soon. The two sides may overlap.
     Cached,
-    /// Past the cache where the processor can, for a target that nobody reads soon. The content of
+    /// Past the cache where the processor can, for a target that is not read soon. The content of
     /// overlapping bytes is unspecified.
     Streamed,
 }
 
-/// Copies from where `from_at` stands in `from` to where `to_at` stands in `to`, until either list
-/// ends. Returns how many bytes were copied.
+/// Copies from the position of `from_at` in `from` to the position of `to_at` in `to`, until either
+/// list ends. Returns the number of bytes copied.
 ///
 /// # Errors
 /// Memory of either list is not mapped, or not for this access.
@@ -174,7 +174,7 @@ pub fn copy_spans(
     Ok(copied)
 }
 
-/// How far a list of spans has been sent or filled.
+/// The position up to which a list of spans has been sent or filled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cursor {
     index: usize,
@@ -197,7 +197,7 @@ impl Cursor {
         }
     }
 
-    /// What is left of `spans`, span by span.
+    /// Iterates over the rest of `spans`, span by span.
     pub fn rest<'a>(&self, spans: &'a [Span]) -> impl Iterator<Item = Span> + 'a {
         let offset = self.offset;
         spans[self.index.min(spans.len())..]
@@ -212,13 +212,13 @@ impl Cursor {
             })
     }
 
-    /// Bytes that are left of `spans`.
+    /// Returns the number of bytes left of `spans`.
     #[must_use]
     pub fn remaining(&self, spans: &[Span]) -> usize {
         self.rest(spans).map(|s| s.len).sum()
     }
 
-    /// Copies `bytes` to where the cursor stands and moves it; returns how many bytes fitted.
+    /// Copies `bytes` to the cursor's position and advances it; returns the number of bytes copied.
     ///
     /// # Errors
     /// Memory of the spans is not mapped or cannot be written to; the cursor has not moved.

@@ -4,30 +4,34 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, acceptfrom_with,
-    recv, recvmsg, send, sendmsg,
+    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, accept_with,
+    acceptfrom_with, recv, recvmsg, send, sendmsg,
 };
+use rustix::process::{Uid, geteuid};
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
 use crate::fork::Private;
 use crate::span::{Cursor, Span};
+use crate::tcp_info::{self, TcpInfo};
 
-/// Spans per system call: enough for 1 MiB of 4 KiB blocks, while the array (4 KiB) stays on the
-/// stack and the kernel's own copy of it stays cheap.
+/// Maximum spans per system call: enough for 1 MiB of 4 KiB blocks, while the array (4 KiB) stays
+/// on the stack and the kernel's own copy of it stays cheap.
 const MAX_SPANS: usize = 256;
 
-/// What a socket of ours is set to.
+/// Options set on every socket.
 #[derive(Clone, Copy, Debug)]
 pub struct SocketOptions {
     /// Send and receive buffer, or 0 for the kernel's autotuning.
     pub buffer_bytes: usize,
-    /// How long unacknowledged data or an unanswered keep-alive may stand before the kernel gives
-    /// the connection up.
+    /// Time after which the kernel gives up a connection with unacknowledged data or an unanswered
+    /// keep-alive.
     pub dead_after: Duration,
 }
 
@@ -55,12 +59,12 @@ impl SocketOptions {
     }
 }
 
-/// What became of the bytes that were sent on a stream.
+/// Progress of the bytes sent on a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivery {
     /// Bytes that the other end has acknowledged.
     pub acknowledged: u64,
-    /// Whether there are bytes that it has not, and has room for.
+    /// Whether unacknowledged bytes are left for which the other end has room.
     pub is_under_way: bool,
 }
 
@@ -71,11 +75,12 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Starts to connect to `remote`, from `local` when that is given. The stream is usable once it
-    /// is writable and [`Stream::connect_result`] has said so.
+    /// Starts to connect to `remote`, from `local` if given; a link-local address belongs to the
+    /// interface in the scope of `remote`. The stream is usable once it is writable and
+    /// [`Stream::connect_result`] reports success.
     ///
     /// # Errors
-    /// The socket could not be made, bound or sent on its way.
+    /// The socket could not be made or bound, or the attempt not started.
     pub fn connect(
         remote: SocketAddr,
         local: Option<IpAddr>,
@@ -87,7 +92,13 @@ impl Stream {
         socket.set_nonblocking(true)?;
         options.apply(&socket)?;
         if let Some(ip) = local {
-            socket.bind(&SockAddr::from(SocketAddr::new(ip, 0)))?;
+            let mut address = SocketAddr::new(ip, 0);
+            if let (SocketAddr::V6(from), SocketAddr::V6(to)) = (&mut address, remote)
+                && from.ip().is_unicast_link_local()
+            {
+                from.set_scope_id(to.scope_id());
+            }
+            socket.bind(&SockAddr::from(address))?;
         }
         match socket.connect(&SockAddr::from(remote)) {
             Ok(()) => {}
@@ -97,10 +108,10 @@ impl Stream {
         Ok(Self { socket })
     }
 
-    /// Whether a connection attempt has succeeded: `None` while it is still under way.
+    /// Returns whether a connection attempt has succeeded: `None` while it is in progress.
     ///
     /// # Errors
-    /// Why the attempt failed.
+    /// The reason the attempt failed.
     pub fn connect_result(&self) -> io::Result<Option<()>> {
         if let Some(error) = self.socket.take_error()? {
             return Err(error);
@@ -112,8 +123,8 @@ impl Stream {
         }
     }
 
-    /// Sends `head`, then what `cursor` has left of `body`, in one system call. Returns how many
-    /// bytes the kernel took, counted through head and body; the cursor is not moved.
+    /// Sends `head`, then the rest of `body` from `cursor` on, in one system call. Returns the
+    /// number of bytes the kernel took, counted through head and body; does not move the cursor.
     ///
     /// # Errors
     /// `WouldBlock` when the send buffer is full; anything else ends the stream.
@@ -135,8 +146,9 @@ impl Stream {
             slot.write(span);
             count += 1;
         }
-        // SAFETY: the first `count` are written; `Span` and `IoSlice` both have the layout of `iovec`
-        // (asserted below), the spans' memory is valid by the contract of `Span::new`, and the kernel only reads it.
+        // SAFETY: the first `count` are written; `Span` and `IoSlice` both have the layout of
+        // `iovec` (asserted below), the spans' memory is valid by the contract of `Span::new`, and
+        // the kernel only reads it.
         let slices =
             unsafe { std::slice::from_raw_parts(spans.as_ptr().cast::<IoSlice<'_>>(), count) };
         retry_interrupted(|| {
@@ -149,15 +161,16 @@ impl Stream {
         })
     }
 
-    /// Receives into what `cursor` has left of `body`, then into `tail`, in one system call.
-    /// Returns how many bytes came, counted through body and tail; the cursor is not moved.
+    /// Receives into the rest of `body` from `cursor` on, then into `tail`, in one system call.
+    /// Returns the number of bytes received, counted through body and tail; does not move the
+    /// cursor.
     ///
     /// # Errors
     /// `WouldBlock` when nothing is there, `UnexpectedEof` when the peer has closed; anything else
     /// ends the stream.
     pub fn recv(&self, body: &[Span], cursor: Cursor, tail: &mut [u8]) -> io::Result<usize> {
         if body.is_empty() {
-            // Most looks at a quiet stream end here.
+            // Most polls of an idle stream end here.
             return match retry_interrupted(|| recv(&*self.socket, &mut *tail, RecvFlags::DONTWAIT))?
             {
                 (0, _) => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -175,14 +188,14 @@ impl Stream {
             spans[count].write(span);
             count += 1;
         }
-        // The tail comes after the whole body or not at all.
+        // The tail follows the whole body or is left out.
         if complete && !tail.is_empty() {
-            // SAFETY: `tail` is ours alone until the call returns.
+            // SAFETY: `tail` is borrowed exclusively until the call returns.
             spans[count].write(unsafe { Span::new(tail.as_mut_ptr(), tail.len()) });
             count += 1;
         }
-        // SAFETY: as in `send`; the kernel writes only inside the spans, whose memory is writable by
-        // the contract of `Span::new`.
+        // SAFETY: as in `send`; the kernel writes only inside the spans, whose memory is writable
+        // by the contract of `Span::new`.
         let slices = unsafe {
             std::slice::from_raw_parts_mut(spans.as_mut_ptr().cast::<IoSliceMut<'_>>(), count)
         };
@@ -200,20 +213,21 @@ impl Stream {
         Ok(received.bytes)
     }
 
-    /// Whether a call of [`Stream::recv`] would find something: bytes, the end or an error. Unlike that call it takes
-    /// no lock of the socket, for which whoever delivers bytes would have to wait.
+    /// Returns whether [`Stream::recv`] would find something: bytes, the end or an error. Unlike
+    /// `recv` it does not take the lock of the socket, so it never delays the delivery of bytes.
     #[must_use]
     pub fn is_readable(&self) -> bool {
         let mut fds = [PollFd::new(&*self.socket, PollFlags::IN)];
         poll(&mut fds, Some(&Timespec::default())) != Ok(0)
     }
 
-    /// Reports the stream as readable only once `bytes` bytes are there. A receiver that knows how
-    /// much is coming is woken less often that way. Whoever sets it above 1 must be sure that so much
-    /// comes, and set it back before less than that is left. Reading is not affected.
+    /// Reports the stream as readable only once `bytes` bytes are there, so that a receiver which
+    /// knows how much is coming is woken less often. A caller that sets it above 1 must be sure
+    /// that so many bytes come, and reset it before less than that is left. Reading is not
+    /// affected.
     ///
     /// # Errors
-    /// The system does not have it for this socket.
+    /// The kernel does not support it for this socket.
     pub fn set_wake_level(&self, bytes: usize) -> io::Result<()> {
         let value = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
         // SAFETY: the descriptor is open while `self` lives, and the kernel reads one `c_int` from
@@ -234,48 +248,30 @@ impl Stream {
         }
     }
 
-    /// What the system knows of the bytes that were sent: how many the other end has acknowledged, and
-    /// whether more are on their way.
+    /// Returns the progress of sent bytes: how many the other end has acknowledged, and whether
+    /// more are in flight.
     ///
     /// # Errors
-    /// The system does not say.
+    /// The kernel does not report it.
     pub fn delivery(&self) -> io::Result<Delivery> {
-        // Where the fields of `struct tcp_info` are that are needed here. It only ever grows.
-        const SEGMENT: usize = 16;
-        const UNACKED: usize = 24;
-        const BYTES_ACKED: usize = 120;
-        const NOT_SENT: usize = 144;
-        const WINDOW: usize = 228;
-        let mut info = [0u8; WINDOW + 4];
-        let mut len = info.len() as libc::socklen_t;
-        // SAFETY: the descriptor is open while `self` lives, and the kernel writes at most `len` bytes
-        // to the buffer and the length back.
-        let result = unsafe {
-            libc::getsockopt(
-                self.socket.as_raw_fd(),
-                libc::IPPROTO_TCP,
-                libc::TCP_INFO,
-                info.as_mut_ptr().cast(),
-                &raw mut len,
-            )
-        };
-        if result != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let number = |at: usize| {
-            let bytes = info[at..].first_chunk().copied();
-            u32::from_ne_bytes(bytes.unwrap_or_default())
-        };
-        let acknowledged = info[BYTES_ACKED..].first_chunk().copied();
-        // What an older kernel does not say is 0: then only what was sent counts.
-        let may_send = number(WINDOW) > 0 && number(WINDOW) >= number(SEGMENT);
+        let info = self.tcp_info()?;
+        // Fields that an older kernel does not report are 0: then only the bytes sent count.
+        let may_send = info.send_window > 0 && info.send_window >= info.segment;
         Ok(Delivery {
-            acknowledged: u64::from_ne_bytes(acknowledged.unwrap_or_default()),
-            is_under_way: number(UNACKED) > 0 || (number(NOT_SENT) > 0 && may_send),
+            acknowledged: info.acknowledged,
+            is_under_way: info.in_flight > 0 || (info.not_sent > 0 && may_send),
         })
     }
 
-    /// Whether the other end is on this machine.
+    /// Returns the kernel's statistics of the stream.
+    ///
+    /// # Errors
+    /// The kernel does not report them.
+    pub fn tcp_info(&self) -> io::Result<TcpInfo> {
+        tcp_info::read(self.socket.as_raw_fd())
+    }
+
+    /// Returns whether the other end is on this machine.
     #[must_use]
     pub fn is_local(&self) -> bool {
         match (self.local_addr(), self.peer_addr()) {
@@ -284,39 +280,41 @@ impl Stream {
         }
     }
 
-    /// Whether the bytes that came last were put here by this very core. On a stream within this machine that is
-    /// the core on which the other end was running when it sent them: while we look, it cannot go on.
+    /// Returns whether the last bytes were delivered by the current core. On a stream within this
+    /// machine that is the core on which the other end ran when it sent them: while this thread
+    /// polls, the sender cannot run.
     #[must_use]
     pub fn peer_used_this_core(&self) -> bool {
         rustix::net::sockopt::socket_incoming_cpu(&*self.socket)
             .is_ok_and(|core| core as usize == rustix::thread::sched_getcpu())
     }
 
-    /// Whether the other end has ended its direction, or the stream is broken. Bytes may still be there.
+    /// Returns whether the other end has ended its direction, or the stream is broken. Bytes may
+    /// still be there.
     #[must_use]
     pub fn has_hung_up(&self) -> bool {
         let mut fds = [PollFd::new(&*self.socket, PollFlags::RDHUP)];
         poll(&mut fds, Some(&Timespec::default())) != Ok(0)
     }
 
-    /// Closes the stream by a reset: the other end notices at once, and the kernel keeps nothing of it.
+    /// Closes the stream by a reset: the other end notices at once, and the kernel keeps no state.
     pub fn reset(self) {
         self.reset_when_closed();
     }
 
-    /// Has the stream end by a reset when it is closed: the kernel keeps nothing of it then.
+    /// Makes a later close reset the stream, so that the kernel keeps no state of it.
     pub fn reset_when_closed(&self) {
-        // Refused by no TCP socket; without it this is an ordinary close.
+        // No TCP socket refuses this; without it this is an ordinary close.
         let _ = self.socket.set_linger(Some(Duration::ZERO));
     }
 
-    /// Ends both directions, so that whoever polls this stream notices.
+    /// Ends both directions, so that every thread polling this stream notices.
     pub fn shutdown(&self) {
         // Fails only when the stream has already ended.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
     }
 
-    /// The address of this end.
+    /// Returns the address of this end.
     ///
     /// # Errors
     /// The stream is not connected.
@@ -324,7 +322,7 @@ impl Stream {
         inet(self.socket.local_addr()?)
     }
 
-    /// The address of the other end.
+    /// Returns the address of the other end.
     ///
     /// # Errors
     /// The stream is not connected.
@@ -339,9 +337,9 @@ impl AsFd for Stream {
     }
 }
 
-/// Connections that the kernel keeps for [`Listener::accept`], if the system allows so many
-/// (`net.core.somaxconn`). The kernel refuses further ones in silence, and whoever connects tries again
-/// a second later: as many as a busy thread takes in a tenth of that time.
+/// Length of the queue of connections that wait for [`Listener::accept`], if the system allows so
+/// many (`net.core.somaxconn`). The kernel silently drops further ones, and the client retries a
+/// second later: as many as a busy thread accepts in a tenth of that time.
 const BACKLOG: i32 = 4096;
 
 /// A non-blocking listener.
@@ -354,7 +352,7 @@ impl Listener {
     /// Listens on `address`; port 0 takes a free one.
     ///
     /// # Errors
-    /// The address is not of this machine, or the port is taken.
+    /// The address does not belong to this machine, or the port is taken.
     pub fn bind(address: SocketAddr, options: &SocketOptions) -> io::Result<Self> {
         let domain = Domain::for_address(address);
         let make = || Socket::new(domain, Type::STREAM, Some(Protocol::TCP));
@@ -364,19 +362,47 @@ impl Listener {
         if address.is_ipv6() {
             socket.set_only_v6(true)?;
         }
-        // Accepted streams inherit all of them, in time for window scaling and without a system call
-        // for each: a flood of connections pays them only once.
+        // Accepted streams inherit the options, in time for window scaling and without a system
+        // call each: a flood of connections pays for them only once.
         options.apply(&socket)?;
         socket.bind(&SockAddr::from(address))?;
         socket.listen(BACKLOG)?;
         Ok(Self { socket })
     }
 
+    /// Listens on a Unix socket at `path`, for [`Listener::accept_own`].
+    ///
+    /// # Errors
+    /// The path is taken, or no file can be made there.
+    pub fn bind_path(path: &Path) -> io::Result<Self> {
+        let socket = Private::new(|| Socket::new(Domain::UNIX, Type::STREAM, None))?;
+        socket.set_nonblocking(true)?;
+        socket.bind(&SockAddr::unix(path)?)?;
+        socket.listen(BACKLOG)?;
+        Ok(Self { socket })
+    }
+
+    /// Takes the next connection to a Unix socket; those of other users are turned away, the
+    /// superuser's is not.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is none, `PermissionDenied` where one was turned away.
+    pub fn accept_own(&self) -> io::Result<Stream> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let accept = || retry_interrupted(|| accept_with(&*self.socket, flags));
+        let socket = Private::new(|| accept().map(Socket::from))?;
+        let user = socket_peercred(&*socket)?.uid;
+        if !is_welcome(user, geteuid()) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        Ok(Stream { socket })
+    }
+
     /// Takes the next connection.
     ///
     /// # Errors
-    /// `WouldBlock` when there is none. What [`is_exhausted`] knows leaves the connection where it is;
-    /// any other error is one of that connection, which is gone.
+    /// `WouldBlock` when there is none. Errors that [`is_exhausted`] recognises leave the
+    /// connection in the queue; any other error belongs to the connection, which is gone.
     pub fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let mut address = None;
@@ -390,7 +416,7 @@ impl Listener {
         Ok((Stream { socket }, address))
     }
 
-    /// The address it listens on.
+    /// Returns the address it listens on.
     ///
     /// # Errors
     /// The socket is gone.
@@ -405,7 +431,12 @@ impl AsFd for Listener {
     }
 }
 
-/// Whether the process or the system has no descriptor, or no memory, left for a socket.
+/// Returns whether a process of `user` may connect to a socket of `own`.
+fn is_welcome(user: Uid, own: Uid) -> bool {
+    user == own || user.is_root()
+}
+
+/// Returns whether the process or the system has no descriptor, or no memory, left for a socket.
 #[must_use]
 pub fn is_exhausted(error: &io::Error) -> bool {
     let exhausted = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
@@ -415,12 +446,12 @@ pub fn is_exhausted(error: &io::Error) -> bool {
 /// Chooses a connected socket's congestion control.
 ///
 /// # Errors
-/// This kernel does not have it, or reserves it for the administrator.
+/// This kernel does not have it, or reserves it for root.
 pub fn set_congestion_control(socket: impl AsFd, name: &str) -> io::Result<()> {
     Ok(rustix::net::sockopt::set_tcp_congestion(socket, name)?)
 }
 
-/// Whether this process may use a congestion control.
+/// Returns whether this process may use a congestion control.
 #[must_use]
 pub fn has_congestion_control(name: &str) -> bool {
     Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))
@@ -462,6 +493,13 @@ mod tests {
         buffer_bytes: 0,
         dead_after: Duration::from_secs(10),
     };
+
+    #[test]
+    fn other_users_are_turned_away_but_for_the_superuser() {
+        let [own, other] = [7, 8].map(Uid::from_raw);
+        assert!(is_welcome(own, own) && is_welcome(Uid::ROOT, own));
+        assert!(!is_welcome(other, own) && !is_welcome(own, Uid::ROOT));
+    }
 
     fn pair() -> (Stream, Stream) {
         pair_with(&OPTIONS)
@@ -547,7 +585,7 @@ mod tests {
             assert_eq!(socket.tcp_keepalive_time().unwrap(), step);
             assert_eq!(socket.tcp_keepalive_interval().unwrap(), step);
             assert_eq!(socket.tcp_keepalive_retries().unwrap(), 3);
-            // The kernel doubles them, for what it keeps beside the bytes.
+            // The kernel doubles them, for its own overhead.
             let buffers = [socket.send_buffer_size(), socket.recv_buffer_size()];
             assert_eq!(buffers.map(Result::unwrap), [2 * options.buffer_bytes; 2]);
         }

@@ -1,9 +1,9 @@
-//! Where devices sit in the machine, and which network interfaces are nearest to a GPU.
+//! Locates devices in the machine, and finds the network interfaces nearest to a GPU.
 //!
-//! A [`Location`] is read from sysfs: the NUMA node and the PCI path of a device. [`Distance`] compares
-//! two of them as NCCL does (PIX, PXB, PHB, NODE, SYS), and [`Choice`] says which interfaces a GPU's
-//! bytes should take. Nothing is guessed: where sysfs does not say, as on many virtual machines, all
-//! interfaces are equal.
+//! A [`Location`] is read from sysfs: the NUMA node and the PCI path of a device. [`Distance`]
+//! compares two of them as NCCL does (PIX, PXB, PHB, NODE, SYS), and [`Choice`] selects the
+//! interfaces for a GPU's bytes. Nothing is guessed: where sysfs has no answer, as on many virtual
+//! machines, all interfaces are equal.
 //!
 //! Every function takes the root of sysfs, `/sys` ([`SYSFS`]) outside of tests.
 
@@ -17,10 +17,10 @@ use std::str::FromStr;
 
 use crate::interfaces::Interface;
 
-/// Where sysfs is mounted on every Linux machine.
+/// The usual mount point of sysfs.
 pub const SYSFS: &str = "/sys";
 
-/// The most levels of interfaces on top of each other that are followed: a VLAN on a bond is two.
+/// Maximum levels of stacked interfaces that are followed: a VLAN on a bond is two.
 const MAX_LEVELS: usize = 8;
 
 /// NVIDIA's PCI vendor number, as sysfs writes it.
@@ -29,7 +29,7 @@ const NVIDIA: &str = "0x10de";
 /// PCI class of display controllers, as sysfs writes it; 3D controllers included.
 const DISPLAY: &str = "0x03";
 
-/// How far bytes travel between two devices, nearest first.
+/// The distance that bytes travel between two devices, nearest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Distance {
     /// Below the same PCI switch, with nothing but its ports between (NCCL: PIX).
@@ -42,7 +42,7 @@ pub enum Distance {
     SameNode,
     /// On different NUMA nodes: every byte crosses the link between CPUs (NCCL: SYS).
     OtherNode,
-    /// The machine does not say.
+    /// The distance is not known.
     Unknown,
 }
 
@@ -70,7 +70,7 @@ impl Distance {
         }
     }
 
-    /// Whether bytes stay on one NUMA node. Among devices that are farther apart, none is near.
+    /// Returns whether bytes stay on one NUMA node. Devices farther apart are never near.
     #[must_use]
     pub fn is_near(self) -> bool {
         self <= Self::SameNode
@@ -90,13 +90,13 @@ impl fmt::Display for Distance {
     }
 }
 
-/// Where a device sits.
+/// The location of a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Location {
     /// The NUMA node, on machines that have several.
     pub numa_node: Option<u32>,
-    /// The way from the PCI root, such as `pci0000:00`, over bridges to the device itself, such as
-    /// `0000:06:00.0`. Empty where it is not known.
+    /// The path from the PCI root, such as `pci0000:00`, over bridges to the device itself, such as
+    /// `0000:06:00.0`. Empty if unknown.
     pub pci_path: Vec<String>,
 }
 
@@ -115,8 +115,8 @@ impl Location {
         let below = device.strip_prefix(&root).unwrap_or(device);
         let names = below.iter().filter_map(|name| name.to_str());
         Self {
-            // A virtio device knows its driver and its PCI parent knows the node: look upwards. The
-            // kernel says -1 where it does not know.
+            // Searches upwards: a virtio device has a driver, but its PCI parent has the node. The
+            // kernel reports -1 for an unknown node.
             numa_node: upwards(device, &root)
                 .find_map(|path| read::<i32>(&path.join("numa_node")))
                 .and_then(|node| u32::try_from(node).ok()),
@@ -128,7 +128,7 @@ impl Location {
     }
 
     /// Locates the hardware of a network interface: its own device, or the devices below a bond, a
-    /// VLAN and the like. Empty where nothing is known.
+    /// VLAN and the like. Empty if unknown.
     pub(crate) fn of_link(sysfs: &Path, name: &str) -> Vec<Self> {
         let mut found = Vec::new();
         let link = sysfs.join("class/net").join(name);
@@ -139,7 +139,7 @@ impl Location {
         found
     }
 
-    /// The PCI address of the device itself.
+    /// Returns the PCI address of the device itself.
     #[must_use]
     pub fn pci_address(&self) -> Option<&str> {
         self.pci_path
@@ -148,7 +148,7 @@ impl Location {
             .filter(|name| is_pci(name))
     }
 
-    /// Returns how far apart two devices are.
+    /// Returns the distance between two devices.
     #[must_use]
     pub fn distance(&self, other: &Self) -> Distance {
         let nodes = self.numa_node.zip(other.numa_node);
@@ -178,7 +178,7 @@ fn collect(sysfs: &Path, link: &Path, levels: usize, found: &mut Vec<Location>) 
     }
     let lower = lower_links(link);
     if levels == 0 || lower.is_empty() {
-        // Something without hardware, or nothing that says what is below.
+        // No hardware, or nothing that names the lower links.
         return found.push(Location::default());
     }
     for link in lower {
@@ -186,7 +186,7 @@ fn collect(sysfs: &Path, link: &Path, levels: usize, found: &mut Vec<Location>) 
     }
 }
 
-/// The interfaces directly below one, in the order of their names.
+/// Returns the interfaces directly below one, in the order of their names.
 fn lower_links(link: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(link) else {
         return Vec::new();
@@ -201,8 +201,7 @@ fn lower_links(link: &Path) -> Vec<PathBuf> {
     lower
 }
 
-/// Locates all NVIDIA GPUs of the machine, by what PCI says of them; also those that this process
-/// does not use.
+/// Locates all NVIDIA GPUs on the PCI bus, including those that this process does not use.
 #[must_use]
 pub fn gpus(sysfs: &Path) -> Vec<Location> {
     let Ok(entries) = fs::read_dir(sysfs.join("bus/pci/devices")) else {
@@ -218,8 +217,8 @@ pub fn gpus(sysfs: &Path) -> Vec<Location> {
         .collect()
 }
 
-/// Which of several interfaces the bytes of a GPU take: the nearest ones, or all of them where none is
-/// near, or all are equally near.
+/// Selects the interfaces for the bytes of a GPU: the nearest ones, or all of them if none is near
+/// or all are equally near.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
     /// The distance of each interface.
@@ -227,8 +226,8 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Compares interfaces, each given by the locations of its hardware. One with several devices, as
-    /// a bond, is as far as the farthest of them: bytes take all of them.
+    /// Compares interfaces, each given by the locations of its hardware. An interface with several
+    /// devices, such as a bond, is as far as its farthest device: bytes use all of them.
     pub fn new<'a>(gpu: &Location, interfaces: impl IntoIterator<Item = &'a [Location]>) -> Self {
         let farthest = |devices: &[Location]| {
             let distances = devices.iter().map(|device| gpu.distance(device));
@@ -239,33 +238,33 @@ impl Choice {
         }
     }
 
-    /// As [`Choice::new`], among interfaces that were found.
+    /// Does what [`Choice::new`] does, for discovered interfaces.
     #[must_use]
     pub fn among(gpu: &Location, interfaces: &[Interface]) -> Self {
         Self::new(gpu, interfaces.iter().map(|i| i.locations.as_slice()))
     }
 
-    /// The least distance; unknown where there is no interface.
+    /// Returns the shortest distance; unknown if there is no interface.
     #[must_use]
     pub fn least(&self) -> Distance {
         let least = self.distances.iter().min();
         least.copied().unwrap_or(Distance::Unknown)
     }
 
-    /// Whether some interfaces are left out.
+    /// Returns whether some interfaces are left out.
     #[must_use]
     pub fn is_selective(&self) -> bool {
         (0..self.distances.len()).any(|index| !self.contains(index))
     }
 
-    /// Whether the interface at this position is used.
+    /// Returns whether the interface at this position is used.
     #[must_use]
     pub fn contains(&self, index: usize) -> bool {
         let least = self.least();
         !least.is_near() || self.distances.get(index) == Some(&least)
     }
 
-    /// The positions of the interfaces that are used.
+    /// Returns the positions of the interfaces that are used.
     pub fn chosen(&self) -> impl Iterator<Item = usize> {
         (0..self.distances.len()).filter(|&index| self.contains(index))
     }
@@ -277,7 +276,7 @@ fn upwards<'a>(device: &'a Path, root: &'a Path) -> impl Iterator<Item = &'a Pat
     parents.take_while(move |path| path.starts_with(root) && *path != root)
 }
 
-/// Whether `name` is a PCI root, as in `pci0000:00`.
+/// Returns whether `name` is a PCI root, as in `pci0000:00`.
 fn is_root(name: &str) -> bool {
     name.strip_prefix("pci").is_some_and(|rest| {
         let parts = rest.split_once(':');
@@ -285,7 +284,7 @@ fn is_root(name: &str) -> bool {
     })
 }
 
-/// Whether `name` reads domain:bus:device.function, as in `0000:06:00.0`.
+/// Returns whether `name` reads domain:bus:device.function, as in `0000:06:00.0`.
 pub(crate) fn is_pci(name: &str) -> bool {
     let Some((rest, function)) = name.rsplit_once('.') else {
         return false;
@@ -299,7 +298,7 @@ fn is_hex(part: &str, len: usize) -> bool {
     part.len() >= len && part.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// The one value in a sysfs file; reading may fail with an error of the driver's own.
+/// Returns the one value in a sysfs file; reading may fail with an error of the driver's own.
 pub(crate) fn read<T: FromStr>(path: &Path) -> Option<T> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }

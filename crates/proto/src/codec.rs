@@ -1,14 +1,14 @@
 //! Reading and writing little-endian fields.
 //!
-//! [`Reader`] is the only way bytes from the wire become numbers in this crate. It cannot run past
-//! its end, it never allocates, and a length that was read from the wire goes through
-//! [`Reader::bytes_within`] together with the limit that the format puts on it.
+//! Every number from the wire is read by a [`Reader`] in this crate. It cannot run past its end and
+//! never allocates, and a length from the wire goes through [`Reader::bytes_within`] together with
+//! the limit of its format.
 
 use alloc::vec::Vec;
 
-/// Why a [`Reader`] gave up.
+/// The reason a [`Reader`] failed.
 ///
-/// The errors of a format wrap this one; on its own it says only what is wrong with the layout.
+/// The errors of a format wrap this one; on its own it describes the layout only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CodecError {
@@ -39,7 +39,7 @@ pub enum CodecError {
         max: usize,
     },
 
-    /// A reserved byte is set. Typical cause: the sender speaks a later version.
+    /// A reserved byte is set. Typical cause: the sender uses a later version.
     #[error("a reserved byte is {found}, expected 0")]
     ReservedNotZero {
         /// The value that was found; never zero.
@@ -52,7 +52,7 @@ pub enum CodecError {
 /// A method that fails leaves the cursor where it was.
 #[derive(Clone, Debug)]
 pub struct Reader<'a> {
-    /// What has not been read yet.
+    /// The bytes not read yet.
     rest: &'a [u8],
 }
 
@@ -63,7 +63,7 @@ impl<'a> Reader<'a> {
         Self { rest: input }
     }
 
-    /// How many bytes have not been read yet.
+    /// Returns how many bytes have not been read yet.
     #[inline]
     pub const fn left(&self) -> usize {
         self.rest.len()
@@ -114,7 +114,8 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
-    /// Borrows the next `len` bytes, where `len` came from the wire and must lie within `min..=max`.
+    /// Borrows the next `len` bytes, where `len` came from the wire and must lie within
+    /// `min..=max`.
     ///
     /// The limit is checked first: a forbidden length is an error even when the bytes are there.
     #[inline]
@@ -302,7 +303,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is asked in whatever order, what was read and what is left are the input.
+        /// For any sequence of calls, the bytes read and the bytes left make up the input.
         #[test]
         fn reads_concatenate_to_the_input(input: Vec<u8>, sizes: Vec<u8>) {
             let mut reader = Reader::new(&input);

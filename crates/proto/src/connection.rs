@@ -1,20 +1,21 @@
-//! What outlives the lanes of a connection: numbered messages, and chunks whose lane was lost.
+//! State of a connection that outlives its lanes: numbered messages, and chunks of lost lanes.
 //!
-//! Pure, as [`lane`](crate::lane) is. A stream may break at any byte, and each side may notice at
-//! another moment. Three values make that invisible to what is above:
+//! Pure, like [`lane`](crate::lane). A stream may break at any byte, and each side may notice at a
+//! different moment. Three values hide that from the layers above:
 //!
 //! - [`Outbox`] numbers messages and keeps them until the peer has them, so that they can be sent
 //!   again on another lane. [`Inbox`] delivers each number once, in order.
-//! - [`Losses`] decides about chunks that were in flight on a stream that was lost. READ chunks are
-//!   asked for again as soon as this side has let go of the stream: nothing lands from it any more.
-//!   WRITE chunks wait for the peer's word that *it* has let go of the stream, which says what had
-//!   landed: bytes that are still under way can never land behind those that are sent again.
+//! - [`Losses`] decides about chunks that were in flight on a lost stream. READ chunks are
+//!   requested again as soon as this side has closed the stream: nothing lands from it any more.
+//!   WRITE chunks wait for the LaneDown by which the peer confirms that *it* has closed the stream,
+//!   and which lists the chunks that had landed: bytes still in flight can then never overwrite
+//!   bytes that are sent again.
 //!
 //! ```text
 //!   this side            LaneDown(stream, landed)              the peer
-//!   lets go of   ──────────────────────────────────────►  lets go of the stream, if it has not,
-//!   the stream   ◄──────────────────────────────────────  sends its own LaneDown, settles what this
-//!                        LaneDown(stream, landed)          side had, sends again what it had not
+//!   closes the   ──────────────────────────────────────►  closes the stream, if it is open,
+//!   stream       ◄──────────────────────────────────────  sends its own LaneDown, settles chunks
+//!                        LaneDown(stream, landed)          that landed, sends the others again
 //! ```
 //!
 //! LaneDown is a numbered message: it arrives, whichever lanes are lost meanwhile. The order of
@@ -30,16 +31,16 @@ use alloc::vec::Vec;
 use crate::frame::down::{Ending, StreamId};
 use crate::lane::{Chunk, Violation};
 
-/// Messages after which the peer is told that they are here.
+/// Number of messages after which their receipt is reported to the peer.
 const RECEIVED_MESSAGES: u32 = 32;
 
-/// Bytes of messages after which the peer is told that they are here.
+/// Bytes of messages after which their receipt is reported to the peer.
 const RECEIVED_BYTES: usize = 64 << 10;
 
-/// Messages of ours that the peer may not have.
+/// Keeps messages of this side until the peer confirms them.
 #[derive(Debug)]
 pub struct Outbox {
-    /// The number of the first message that is kept. Never 0.
+    /// The number of the oldest message kept. Never 0.
     first: u32,
     kept: VecDeque<Vec<u8>>,
     bytes: usize,
@@ -55,25 +56,24 @@ impl Default for Outbox {
     }
 }
 
-/// Returns the number that comes `count` after `number`. 0 is none.
+/// Returns the number `count` after `number`. 0 means no number.
 fn after(number: u32, count: usize) -> u32 {
-    // Numbers go round: 1 follows the last.
+    // Numbers wrap around: 1 follows the last.
     let span = u64::from(u32::MAX);
     ((u64::from(number) - 1 + count as u64) % span + 1) as u32
 }
 
-/// Returns how far after `first` a number comes; more than half of all numbers where it comes
-/// before.
+/// Returns how far `number` comes after `first`; more than half of all numbers if it comes before.
 fn distance(first: u32, number: u32) -> usize {
     let span = u64::from(u32::MAX);
     ((u64::from(number) + span - u64::from(first)) % span) as usize
 }
 
-/// Numbers that are this far after another one come before it.
+/// A number at least this far after another one counts as before it.
 const BEFORE: usize = u32::MAX as usize / 2;
 
 impl Outbox {
-    /// Keeps a message, which `encode` writes with the number that it gets. Returns its bytes.
+    /// Keeps a message, which `encode` writes with the number assigned to it. Returns its bytes.
     pub fn push(&mut self, encode: impl FnOnce(u32, &mut Vec<u8>)) -> &[u8] {
         let mut message = Vec::new();
         encode(after(self.first, self.kept.len()), &mut message);
@@ -82,7 +82,7 @@ impl Outbox {
         self.kept.back().map_or(&[], Vec::as_slice)
     }
 
-    /// Forgets the messages before `next`, which the peer has.
+    /// Drops the messages before `next`, which the peer has received.
     ///
     /// # Errors
     /// No such message was sent.
@@ -96,7 +96,7 @@ impl Outbox {
             return Err(Violation::MessageNotSent { sent, found: next });
         }
         if count >= BEFORE {
-            // Said again, and late.
+            // A repeated, late report.
             return Ok(());
         }
         let bytes: usize = self.kept.drain(..count).map(|message| message.len()).sum();
@@ -110,28 +110,28 @@ impl Outbox {
         self.kept.iter().map(Vec::as_slice)
     }
 
-    /// Bytes of them.
+    /// Returns the total size of these messages in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Forgets everything, once the connection has ended.
+    /// Drops everything, once the connection has ended.
     pub fn close(&mut self) {
         self.kept = VecDeque::new();
         self.bytes = 0;
     }
 }
 
-/// Which messages of the peer have come.
+/// Tracks which messages of the peer have been received.
 ///
-/// What the peer is told of them may be lost with its stream. It is told again with the next
-/// message, and there is one: the peer's LaneDown for that stream.
+/// A report of receipt may be lost with its stream. It is repeated with the next message, and there
+/// is one: the peer's LaneDown for that stream.
 #[derive(Debug)]
 pub struct Inbox {
-    /// The number of the message that comes next.
+    /// The number of the next message.
     next: u32,
-    /// Messages, and their bytes, that the peer was not told of.
+    /// Number of messages, and their bytes, whose receipt was not reported to the peer.
     untold: u32,
     untold_bytes: usize,
 }
@@ -147,11 +147,11 @@ impl Default for Inbox {
 }
 
 impl Inbox {
-    /// Says whether a message is to be delivered: it is the next, or has no number (0). Otherwise
-    /// it was delivered before, from another lane.
+    /// Returns whether to deliver a message: it is the next, or has no number (0). Otherwise it was
+    /// delivered before, from another lane.
     ///
     /// # Errors
-    /// A message before it was left out.
+    /// A message before this one is missing.
     pub fn handle_message(&mut self, number: u32, bytes: usize) -> Result<bool, Violation> {
         if number == 0 {
             return Ok(true);
@@ -168,13 +168,13 @@ impl Inbox {
                 found: number,
             });
         }
-        // Whoever sends it again has not heard.
+        // The peer sends a message again if the report of receipt was lost: report at once.
         self.untold = self.untold.max(RECEIVED_MESSAGES);
         Ok(false)
     }
 
-    /// Returns what is to be told of the messages that have come: the number of the next one, if
-    /// the peer keeps many that it need not keep, or any and it `asks`.
+    /// Returns the number of the next message, to be reported to the peer, if the peer keeps many
+    /// messages needlessly, or any and it `asks`.
     pub fn poll_received(&mut self, asks: bool) -> Option<u32> {
         let is_due = self.untold >= RECEIVED_MESSAGES || self.untold_bytes >= RECEIVED_BYTES;
         let is_asked = asks && self.untold > 0;
@@ -186,29 +186,29 @@ impl Inbox {
     }
 }
 
-/// Ranges of generations that a slot remembers not to have had. Each costs one reconnection, and is
-/// of use until the peer's word on it has come: old ones can go.
+/// Maximum ranges of missed generations that a slot remembers. Each costs the peer one
+/// reconnection, and is needed until the peer's LaneDown for it has come: old ones can be dropped.
 const MAX_MISSED: usize = 64;
 
-/// One lane of a connection: its stream, and chunks of streams that were lost.
+/// One lane of a connection: its stream, and chunks of lost streams.
 #[derive(Debug)]
 struct Slot<C> {
-    /// The highest generation that is known, here or there.
+    /// The highest generation known to either side.
     generation: u32,
-    /// The generation of the stream that is open here. ≤ generation
+    /// The generation of the stream open on this side. ≤ generation
     open: Option<u32>,
-    /// Generations before the present one that were never open here, as first and last: the peer
-    /// may have had those streams, and waits for a word on them. At most `MAX_MISSED`
+    /// Past generations that were never open on this side, as first and last: the peer may have had
+    /// those streams, and waits for a LaneDown for them. At most `MAX_MISSED`
     missed: VecDeque<(u32, u32)>,
-    /// What the peer has said of the stream that is open here: it is about to be closed.
+    /// The peer's LaneDown for the stream open on this side, which is about to be closed.
     heard: Option<Vec<Ending>>,
-    /// WRITE chunks of streams that were closed here, until the peer says what became of them.
+    /// WRITE chunks of streams closed on this side, until the peer reports which had landed.
     unknown: Vec<(u32, Vec<C>)>,
 }
 
 impl<C> Slot<C> {
-    /// Says whether a stream was never open here, once. The peer speaks of streams in their order:
-    /// it says nothing of older ones after this.
+    /// Returns whether a stream was never open here; true once per stream. The peer reports streams
+    /// in order, so older ranges are dropped.
     fn miss(&mut self, generation: u32) -> bool {
         let is_missed = self
             .missed
@@ -224,12 +224,12 @@ impl<C> Slot<C> {
     }
 }
 
-/// What is known of WRITE chunks whose stream was lost.
+/// The outcome of WRITE chunks whose stream was lost.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Known<C> {
-    /// They have landed, or were refused: they are settled.
+    /// Chunks that have landed, or were refused: they are settled.
     pub settled: Vec<(C, Ending)>,
-    /// They never will: they must be sent again.
+    /// Chunks that will never land: they must be sent again.
     pub again: Vec<C>,
 }
 
@@ -242,25 +242,25 @@ impl<C> Default for Known<C> {
     }
 }
 
-/// What the peer's word on a stream leads to.
+/// The consequence of a LaneDown of the peer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Heard<C> {
-    /// The stream is open here: close it, and say so.
+    /// The stream is open here: close it, and send a LaneDown.
     Close,
     /// This side never had the stream, and will not: tell the peer that nothing has landed.
     Never,
-    /// Chunks of ours are known to have landed, or not.
+    /// The outcome of chunks of this side is known.
     Known(Known<C>),
 }
 
-/// Streams that were lost, and the chunks that were in flight on them.
+/// Tracks lost streams, and the chunks that were in flight on them.
 #[derive(Debug)]
 pub struct Losses<C> {
     slots: Vec<Slot<C>>,
 }
 
 impl<C: Chunk> Losses<C> {
-    /// Makes the record of a connection of so many lanes, whose first streams are open.
+    /// Creates the record of a connection with `lanes` lanes, whose first streams are open.
     #[must_use]
     pub fn new(lanes: usize) -> Self {
         let slot = || Slot {
@@ -275,8 +275,8 @@ impl<C: Chunk> Losses<C> {
         }
     }
 
-    /// Notes that a lane has a new stream; false where that stream was given up before it was here,
-    /// or a newer one is.
+    /// Records the new stream of a lane; returns false if that stream was given up before it was
+    /// opened here, or is outdated by a newer one.
     #[must_use]
     pub fn open(&mut self, stream: StreamId) -> bool {
         let Some(slot) = self.slots.get_mut(usize::from(stream.lane)) else {
@@ -297,8 +297,8 @@ impl<C: Chunk> Losses<C> {
         true
     }
 
-    /// Notes that this side has let go of a stream on which these WRITE chunks were in flight.
-    /// Returns what is known of them already.
+    /// Records that this side has closed a stream on which these WRITE chunks were in flight.
+    /// Returns the outcomes already known.
     pub fn close(&mut self, stream: StreamId, writes: Vec<C>) -> Known<C> {
         let Some(slot) = self.slots.get_mut(usize::from(stream.lane)) else {
             return Known::default();
@@ -316,7 +316,7 @@ impl<C: Chunk> Losses<C> {
         }
     }
 
-    /// Takes the peer's word that it has let go of a stream, and what had landed from it.
+    /// Processes the peer's LaneDown: it has closed a stream, from which these chunks had landed.
     ///
     /// # Errors
     /// The connection has no such lane.
@@ -332,8 +332,7 @@ impl<C: Chunk> Losses<C> {
             .get_mut(usize::from(lane))
             .ok_or(Violation::NoSuchLane { lane, lanes })?;
         if stream.generation > slot.generation {
-            // The peer has given a newer stream up before this side had it: no older one is left
-            // there.
+            // The peer gave up a newer stream before this side had it: no older one is open there.
             slot.generation = stream.generation;
             return Ok(Heard::Never);
         }
@@ -350,13 +349,13 @@ impl<C: Chunk> Losses<C> {
         Ok(Heard::Known(known.unwrap_or_default()))
     }
 
-    /// Whether chunks wait for the peer's word.
+    /// Returns whether chunks wait for a LaneDown of the peer.
     #[must_use]
     pub fn is_waiting(&self) -> bool {
         self.slots.iter().any(|slot| !slot.unknown.is_empty())
     }
 
-    /// Gives the chunks back that wait for the peer's word, once the connection has ended.
+    /// Returns the chunks that wait for a LaneDown of the peer, once the connection has ended.
     pub fn end(&mut self) -> Vec<C> {
         let waiting = self
             .slots
@@ -366,7 +365,7 @@ impl<C: Chunk> Losses<C> {
     }
 }
 
-/// Divides chunks by what the peer has said of them.
+/// Sorts chunks by the outcomes that the peer reported.
 fn know<C: Chunk>(writes: Vec<C>, mut endings: Vec<Ending>) -> Known<C> {
     let mut known = Known::default();
     for chunk in writes {

@@ -1,8 +1,8 @@
-//! What a session gives away so that a peer can access one region of its memory.
+//! Region descriptors: what a peer needs to access one region of a session's memory.
 //!
-//! Descriptors are shipped by the thousand (one for each KV block pool, layer and rank), so they
-//! are of one small fixed size and carry no checksum: a damaged key or address is refused by the
-//! region's owner like any other wrong key.
+//! Descriptors are sent by the thousand (one for each KV block pool, layer and rank), so they have
+//! one small fixed size and no checksum: the region's owner refuses a damaged key or address like
+//! any other wrong key.
 
 use core::fmt;
 use core::hash::{Hash, Hasher};
@@ -13,15 +13,27 @@ use crate::secret::constant_time_eq;
 /// Layout version that [`RegionDescriptor::encode`] writes in its first byte.
 const VERSION: u8 = 1;
 
-/// What a peer must present to access a region: 128 bits that nobody can guess.
+/// The key that a peer must present to access a region: 112 random bits, then zeros, so that a
+/// descriptor is short where address, length and kind travel by other means.
 ///
-/// `Debug` prints none of it and comparing takes the same time for any two keys.
+/// `Debug` prints none of it, and comparison takes constant time.
 #[derive(Clone, Copy)]
 pub struct RegionKey(pub [u8; Self::LEN]);
 
 impl RegionKey {
     /// Size in bytes.
     pub const LEN: usize = 16;
+
+    /// Number of random bytes; the others are zero.
+    pub const SECRET_LEN: usize = 14;
+
+    /// Creates a key from its random bytes.
+    #[must_use]
+    pub fn from_secret(secret: [u8; Self::SECRET_LEN]) -> Self {
+        let mut key = [0; Self::LEN];
+        key[..Self::SECRET_LEN].copy_from_slice(&secret);
+        Self(key)
+    }
 }
 
 impl PartialEq for RegionKey {
@@ -46,7 +58,7 @@ impl fmt::Debug for RegionKey {
     }
 }
 
-/// Where a region's bytes live.
+/// The kind of memory that holds a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Memory {
@@ -74,7 +86,7 @@ impl fmt::Display for Memory {
     }
 }
 
-/// Why bytes are no region descriptor, or numbers no region.
+/// The reason bytes are no region descriptor, or numbers no region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DescriptorError {
@@ -89,7 +101,7 @@ pub enum DescriptorError {
         found: u8,
     },
 
-    /// The memory kind is not one that this build knows.
+    /// This build does not know the memory kind.
     #[error("memory kind {found} is unknown")]
     MemoryUnknown {
         /// The kind that was found.
@@ -113,7 +125,7 @@ pub enum DescriptorError {
     },
 }
 
-/// One region of a session's memory, as told to a peer.
+/// Describes one region of a session's memory to a peer.
 ///
 /// A value of this type never overflows: `address + len` fits a `u64`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -128,6 +140,9 @@ pub struct RegionDescriptor {
 impl RegionDescriptor {
     /// Size of an encoded descriptor in bytes.
     pub const ENCODED_LEN: usize = 38;
+
+    /// Size in bytes of [`encode_short`](Self::encode_short).
+    pub const SHORT_LEN: usize = 1 + RegionKey::SECRET_LEN;
 
     /// Describes `len` bytes at `address`; fails when they run past the address space.
     pub const fn new(
@@ -147,37 +162,37 @@ impl RegionDescriptor {
         })
     }
 
-    /// First address of the region, in the owner's process.
+    /// Returns the first address of the region, in the owner's process.
     #[must_use]
     pub const fn address(&self) -> u64 {
         self.address
     }
 
-    /// Length in bytes; may be zero.
+    /// Returns the length in bytes; may be zero.
     #[must_use]
     pub const fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether the region holds no byte at all.
+    /// Returns whether the region holds no byte at all.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// What must be presented to access the region.
+    /// Returns the key that must be presented to access the region.
     #[must_use]
     pub const fn key(&self) -> RegionKey {
         self.key
     }
 
-    /// Where the bytes live.
+    /// Returns the kind of memory that holds the bytes.
     #[must_use]
     pub const fn memory(&self) -> Memory {
         self.memory
     }
 
-    /// Whether `len` bytes at `address` lie wholly inside the region. Never overflows.
+    /// Returns whether `len` bytes at `address` lie wholly inside the region. Never overflows.
     #[must_use]
     pub const fn contains(&self, address: u64, len: u64) -> bool {
         let Some(end) = address.checked_add(len) else {
@@ -186,7 +201,7 @@ impl RegionDescriptor {
         address >= self.address && end <= self.address + self.len
     }
 
-    /// Writes the descriptor down; [`decode`](Self::decode) reads it back.
+    /// Encodes the descriptor; [`decode`](Self::decode) reads it back.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::ENCODED_LEN] {
         let (kind, device) = match self.memory {
@@ -203,7 +218,33 @@ impl RegionDescriptor {
         out
     }
 
-    /// Reads what [`encode`](Self::encode) wrote; anything else is an error.
+    /// Encodes the descriptor for readers that know address, length and memory;
+    /// [`decode_short`](Self::decode_short) reads it back. Returns `None` unless the key was made
+    /// by [`RegionKey::from_secret`].
+    #[must_use]
+    pub fn encode_short(&self) -> Option<[u8; Self::SHORT_LEN]> {
+        let (secret, zeros) = self.key.0.split_at(RegionKey::SECRET_LEN);
+        let mut out = [VERSION; Self::SHORT_LEN];
+        out[1..].copy_from_slice(secret);
+        zeros.iter().all(|&byte| byte == 0).then_some(out)
+    }
+
+    /// Decodes the output of [`encode_short`](Self::encode_short), given the rest of the
+    /// description.
+    pub fn decode_short(
+        input: &[u8; Self::SHORT_LEN],
+        address: u64,
+        len: u64,
+        memory: Memory,
+    ) -> Result<Self, DescriptorError> {
+        let [version, secret @ ..] = *input;
+        if version != VERSION {
+            return Err(DescriptorError::VersionUnknown { found: version });
+        }
+        Self::new(address, len, RegionKey::from_secret(secret), memory)
+    }
+
+    /// Decodes the output of [`encode`](Self::encode); anything else is an error.
     pub fn decode(input: &[u8]) -> Result<Self, DescriptorError> {
         let mut reader = Reader::new(input);
         let version = reader.u8()?;
@@ -248,6 +289,21 @@ mod tests {
         expected.extend([0x99, 0, 0, 0, 0, 0, 0, 0]);
         expected.extend([0xee; 16]);
         assert_eq!(cuda().encode()[..], expected);
+    }
+
+    #[test]
+    fn the_short_form_is_completed_by_what_the_reader_knows() {
+        let memory = Memory::Cuda { device: 3 };
+        let key = RegionKey::from_secret([0xab; RegionKey::SECRET_LEN]);
+        let region = RegionDescriptor::new(4096, 99, key, memory).unwrap();
+        let mut short = region.encode_short().unwrap();
+        let decode = |short: &_| RegionDescriptor::decode_short(short, 4096, 99, memory);
+        assert_eq!(decode(&short), Ok(region));
+        short[0] = 0xff;
+        let unknown = DescriptorError::VersionUnknown { found: 0xff };
+        assert_eq!(decode(&short), Err(unknown));
+        // A key that does not end in zeros would change by encoding and decoding.
+        assert_eq!(cuda().encode_short(), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Frames: what an authenticated lane carries.
+//! Frames: the messages on an authenticated lane.
 //!
 //! ```text
 //! ┌────────────┬──────────────────────────────┬─────────┬───────────┐
@@ -7,10 +7,10 @@
 //! └────────────┴──────────────────────────────┴─────────┴───────────┘
 //! ```
 //!
-//! A header that was decoded is valid: the sizes of everything that follows are within the limits of
-//! this module and fit the kind of frame. A table that was decoded is valid too: every entry names a
-//! region of the table, no address overflows, and the lengths add up to what the header said. Whether
-//! the *receiver* grants access to those addresses is the engine's decision, taken before the first
+//! A decoded header is valid: the sizes of everything that follows are within the limits of this
+//! module and fit the kind of frame. A decoded table is valid too: every entry names a region of
+//! the table, no address overflows, and the lengths add up to the length in the header. Whether the
+//! *receiver* grants access to those addresses is the engine's decision, made before the first
 //! payload byte is read.
 
 pub mod comm;
@@ -33,17 +33,17 @@ pub const MAX_TABLE_BYTES: usize = 8192;
 pub const MAX_EXTRA_BYTES: usize = 4096;
 /// The most payload a frame with a table may carry.
 pub const MAX_CHUNK_BYTES: u64 = 256 << 20;
-/// The longest notification. The receiver's memory grows with the bytes that arrived, not with the
-/// length that was announced.
+/// The longest notification. The receiver's memory grows with the bytes that have arrived, not with
+/// the announced length.
 pub const MAX_NOTIFICATION_BYTES: u64 = 256 << 20;
-/// The most bytes that travel inside the announcement of a tagged message.
+/// The most bytes carried inside the announcement of a tagged message.
 pub const MAX_INLINE_SEND_BYTES: u64 = 8192;
 /// The longest error text a peer may attach.
 pub const MAX_TEXT_BYTES: u64 = 1024;
 /// Bytes of the `extra` section of [`Kind::Send`]: the tag.
 pub const TAG_BYTES: usize = 8;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
@@ -54,11 +54,11 @@ pub enum Kind {
     /// The WRITE chunk (`transfer`, `seq`) was refused; the status is in `flags`, a text in the
     /// payload.
     WriteError = 3,
-    /// A READ request: table of sources; `payload` is how many bytes the answer has.
+    /// A READ request: table of sources; `payload` is the length of the answer.
     Read = 4,
     /// The bytes of the READ chunk (`transfer`, `seq`).
     Data = 5,
-    /// The READ chunk (`transfer`, `seq`) was refused, as WriteError.
+    /// The READ chunk (`transfer`, `seq`) was refused, as in WriteError.
     ReadError = 6,
     /// A notification: the payload is the message.
     Notify = 7,
@@ -68,38 +68,39 @@ pub enum Kind {
     Pong = 9,
     /// A tagged message: table of sources, the tag in `extra`, small messages in the payload.
     Send = 10,
-    /// The receiver of the tagged message `transfer` has it (status 0) or could not take it.
+    /// The receiver of the tagged message `transfer` has received it (status 0) or refused it.
     SendDone = 11,
     /// The sender closes the connection in an orderly way.
     Goodbye = 12,
-    /// First frames of a lane with comms: what the peer needs to connect to a comm, then, empty, that both are there.
+    /// First frames of a lane with comms: first the data that the peer needs to connect to a comm,
+    /// then an empty frame once both comms are connected.
     Comm = 13,
-    /// The sender has let go of a lane's stream; the payload says which WRITE chunks had landed from
-    /// it. See [`down`].
+    /// The sender has closed a lane's stream; the payload lists the WRITE chunks that had landed
+    /// from it. See [`down`].
     LaneDown = 14,
     /// The numbered messages before `seq` were delivered.
     Received = 15,
 }
 
 /// Flag of [`Kind::Write`]: `extra` is a notification, delivered once the chunk has landed. A flag
-/// and not a length, because an empty notification is a notification.
+/// and not a length, because a notification may be empty.
 pub const FLAG_NOTIFY: u8 = 1;
-/// Flag of [`Kind::Write`] and [`Kind::Data`]: the payload does not follow but travels on the lane's comm, in messages
-/// that are in the order of their frames.
+/// Flag of [`Kind::Write`] and [`Kind::Data`]: the payload does not follow but travels on the
+/// lane's comm, in messages that have the order of their frames.
 pub const FLAG_COMM: u8 = 2;
-/// Flag of [`Kind::Write`] and [`Kind::Data`]: the sender has further payload for this lane. A hint: what
-/// is received may be brought to its memory together with what follows.
+/// Flag of [`Kind::Write`] and [`Kind::Data`]: the sender has further payload for this lane. A
+/// hint: the receiver may copy this payload to its memory together with the next.
 pub const FLAG_MORE: u8 = 4;
 /// Flag of [`Kind::Send`]: the payload holds the whole message.
 pub const FLAG_INLINE: u8 = 1;
 
-/// Why a peer refused or could not finish a chunk. Carried in `flags` of the error frames.
+/// The reason a peer refused or could not finish a chunk. Carried in `flags` of the error frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Status {
     /// Nothing is wrong.
     Ok = 0,
-    /// The key names no region that is registered now.
+    /// The key belongs to no registered region.
     UnknownRegion = 1,
     /// The range is not inside the region.
     OutOfBounds = 2,
@@ -107,14 +108,14 @@ pub enum Status {
     Memory = 3,
     /// The message is longer than the buffer that was posted for it.
     Truncated = 4,
-    /// The other side gave the operation up.
+    /// The other side aborted the operation.
     Aborted = 5,
     /// Any other failure; the text says more.
     Other = 255,
 }
 
 impl Status {
-    /// Reads a status byte; a value that this version does not know is [`Status::Other`].
+    /// Decodes a status byte; a value unknown to this version is [`Status::Other`].
     #[must_use]
     pub fn from_u8(value: u8) -> Self {
         match value {
@@ -129,10 +130,10 @@ impl Status {
     }
 }
 
-/// The fixed part of a frame. See [`Kind`] for what each field means there.
+/// The fixed part of a frame. See [`Kind`] for the meaning of each field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What the frame is.
+    /// The kind of the frame.
     pub kind: Kind,
     /// Bits whose meaning depends on the kind, or a [`Status`].
     pub flags: u8,
@@ -140,19 +141,19 @@ pub struct Header {
     pub regions: u16,
     /// Entries in the table.
     pub entries: u32,
-    /// The transfer this belongs to, unique within the sending session.
+    /// The transfer this frame belongs to, unique within the sending session.
     pub transfer: u64,
-    /// The chunk's number within its transfer. Of Notify, Send, SendDone and LaneDown: the message's
-    /// number, or 0 where it has none.
+    /// The chunk's number within its transfer. For Notify, Send, SendDone and LaneDown: the
+    /// message's number, or 0 if it has none.
     pub seq: u32,
     /// Bytes of the extra section.
     pub extra: u32,
-    /// Bytes of the payload, or for [`Kind::Read`] of the answer.
+    /// Bytes of the payload; for [`Kind::Read`], of the answer.
     pub payload: u64,
 }
 
 impl Header {
-    /// A header with everything but the kind and the transfer zero.
+    /// Creates a header with everything but the kind and the transfer zero.
     #[must_use]
     pub const fn new(kind: Kind, transfer: u64) -> Self {
         Self {
@@ -169,7 +170,7 @@ impl Header {
 
     /// Appends the 32 bytes of this header.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        // Put together first: appending checks the room once.
+        // Assembled first, so that appending checks the capacity once.
         let mut bytes = [0; HEADER_BYTES];
         bytes[0] = self.kind as u8;
         bytes[1] = self.flags;
@@ -182,21 +183,21 @@ impl Header {
         out.extend_from_slice(&bytes);
     }
 
-    /// Gives the message that `frame` begins with its number.
+    /// Sets the number of the message at the start of `frame`.
     pub fn set_number(frame: &mut [u8], number: u32) {
         if let Some(seq) = frame.get_mut(16..20) {
             seq.copy_from_slice(&number.to_le_bytes());
         }
     }
 
-    /// Adds flags to the frame that `frame` begins with.
+    /// Adds flags to the header at the start of `frame`.
     pub fn add_flags(frame: &mut [u8], flags: u8) {
         if let Some(known) = frame.get_mut(1) {
             *known |= flags;
         }
     }
 
-    /// Appends this header with a text as its payload, cut to what the protocol takes.
+    /// Appends this header with a text as its payload, cut to the maximum of the protocol.
     pub fn encode_with_text(&self, out: &mut Vec<u8>, text: &str) {
         let text = &text.as_bytes()[..text.len().min(MAX_TEXT_BYTES as usize)];
         Self {
@@ -207,7 +208,7 @@ impl Header {
         out.extend_from_slice(text);
     }
 
-    /// Reads a header and checks every size in it against the limits of its kind.
+    /// Decodes a header and checks every size in it against the limits of its kind.
     ///
     /// # Errors
     /// The sender broke the protocol: an unknown kind, or a size that its kind may not have.
@@ -244,33 +245,33 @@ impl Header {
         Ok(header)
     }
 
-    /// Bytes of the table that follows the header.
+    /// Returns the size of the table that follows the header, in bytes.
     #[must_use]
     pub fn table_bytes(&self) -> usize {
         // Cannot overflow: both counts were checked against MAX_TABLE_BYTES.
         usize::from(self.regions) * REGION_BYTES + self.entries as usize * ENTRY_BYTES
     }
 
-    /// Bytes between the header and the payload.
+    /// Returns the number of bytes between the header and the payload.
     #[must_use]
     pub fn middle_bytes(&self) -> usize {
         self.table_bytes() + self.extra as usize
     }
 
-    /// Whether the payload travels on the lane's comm.
+    /// Returns whether the payload travels on the lane's comm.
     #[must_use]
     pub fn is_on_comm(&self) -> bool {
         matches!(self.kind, Kind::Write | Kind::Data) && self.flags & FLAG_COMM != 0
     }
 
-    /// Whether the sender has further payload for this lane.
+    /// Returns whether the sender has further payload for this lane.
     #[must_use]
     pub fn has_more(&self) -> bool {
         matches!(self.kind, Kind::Write | Kind::Data) && self.flags & FLAG_MORE != 0
     }
 
-    /// Payload bytes that follow on the wire; a READ request announces bytes but carries none, and neither does a frame
-    /// whose payload is on the comm.
+    /// Returns the payload bytes that follow on the wire. A READ request announces bytes but
+    /// carries none, and neither does a frame whose payload is on the comm.
     #[must_use]
     pub fn payload_on_wire(&self) -> u64 {
         if self.kind == Kind::Read || self.is_on_comm() {
@@ -320,7 +321,7 @@ impl Header {
             Kind::Write => self.flags & !(FLAG_NOTIFY | FLAG_COMM | FLAG_MORE) == 0,
             Kind::Data => self.flags & !(FLAG_COMM | FLAG_MORE) == 0,
             Kind::Send => self.flags <= FLAG_INLINE,
-            // A status; what this version does not know is `Status::Other`.
+            // A status; values unknown to this version are `Status::Other`.
             Kind::WriteError | Kind::ReadError | Kind::SendDone => true,
             _ => self.flags == 0,
         };
@@ -346,7 +347,7 @@ pub struct Entry {
     pub address: u64,
     /// Bytes, at least one.
     pub len: u32,
-    /// Which region of the table the range belongs to.
+    /// Index of the region in the table.
     pub region: u32,
 }
 
@@ -367,7 +368,7 @@ impl Entry {
     }
 }
 
-/// A table that has been checked, borrowed from the receive buffer.
+/// A validated table, borrowed from the receive buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Table<'a> {
     regions: &'a [u8],
@@ -376,12 +377,12 @@ pub struct Table<'a> {
 }
 
 impl<'a> Table<'a> {
-    /// Reads the table of a frame with this header. `bytes` must be exactly
+    /// Decodes the table of a frame with this header. `bytes` must be exactly
     /// [`Header::table_bytes`] long.
     ///
     /// # Errors
-    /// The sender broke the protocol: wrong length, an entry of no bytes, an entry of a region that
-    /// is not in the table, an address that overflows, or lengths that do not add up.
+    /// The sender broke the protocol: wrong length, an empty entry, an entry of a region that is
+    /// not in the table, an address that overflows, or lengths that do not add up.
     pub fn decode(header: &Header, bytes: &'a [u8]) -> Result<Self, FrameError> {
         if bytes.len() != header.table_bytes() {
             return Err(FrameError::TableLength {
@@ -419,7 +420,7 @@ impl<'a> Table<'a> {
         })
     }
 
-    /// The region keys, in the order in which entries refer to them.
+    /// Returns the region keys, in the order in which entries refer to them.
     pub fn regions(&self) -> impl ExactSizeIterator<Item = RegionKey> + 'a {
         self.regions.chunks_exact(REGION_BYTES).map(|key| {
             let mut bytes = [0; REGION_BYTES];
@@ -428,25 +429,25 @@ impl<'a> Table<'a> {
         })
     }
 
-    /// The ranges, in payload order.
+    /// Returns the ranges, in payload order.
     pub fn entries(&self) -> impl ExactSizeIterator<Item = Entry> + 'a {
         self.entries.chunks_exact(ENTRY_BYTES).map(Entry::decode)
     }
 
-    /// The sum of the lengths of all entries.
+    /// Returns the sum of the lengths of all entries.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.total
     }
 }
 
-/// The sender of a frame broke the protocol.
+/// Reports a frame that breaks the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// The first byte is no kind that this version knows.
+    /// This version does not know the kind in the first byte.
     #[error("frame of unknown kind {0}")]
     UnknownKind(u8),
-    /// A size is over its limit, or a section or flag is there that this kind does not have.
+    /// A size is over its limit, or a section or flag is present that this kind does not have.
     #[error(
         "{kind:?} frame with impossible sizes or flags: {regions} regions, {entries} entries, \
          {extra} extra bytes, {payload} payload bytes, flags {flags:#x}"
@@ -465,7 +466,7 @@ pub enum FrameError {
         /// Flags given.
         flags: u8,
     },
-    /// The bytes given are not the table that the header announced.
+    /// The table's length is not the one that the header announced.
     #[error("table of {found} bytes where the header announced {expected}")]
     TableLength {
         /// Bytes the header announced.

@@ -1,4 +1,4 @@
-//! How a TCP stream becomes an authenticated lane.
+//! The handshake, which turns a TCP stream into an authenticated lane.
 //!
 //! ```text
 //!   client                                                             server
@@ -16,25 +16,26 @@
 //! Either side may send a Reject in place of its next message and is finished then.
 //!
 //! **What it proves.** Both sides know the *server's* secret, which is in the server's
-//! [`ConnectionInfo`]: whoever was not given the info can play neither part. A tag is the last field
-//! of its message and covers every byte of the handshake before it, both nonces included, so nothing
-//! can be altered, replayed or sent back. The server proves itself first; a client sends no proof to
-//! a stranger. The owner tag is made with the *client's* secret: a server that also holds the
-//! client's connection info can check with [`Established::is_owned_by`] that the client did not
-//! merely claim another session's identity.
+//! [`ConnectionInfo`]: without the info nobody can play either part. A tag is the last field of its
+//! message and covers every byte of the handshake before it, both nonces included, so nothing can
+//! be altered, replayed or reflected. The server proves itself first; a client sends no proof to an
+//! unauthenticated server. The owner tag is made with the *client's* secret: a server that also
+//! holds the client's connection info can check with [`Established::is_owned_by`] that the client
+//! did not merely claim another session's identity.
 //!
-//! **What it negotiates.** Each side says in its hello what it [offers and requires](Offer) of the
-//! optional parts; a lane uses what both offer. Where a requirement is not met the client learns it
-//! from the ServerHello, which the server's tag covers, and fails; the server learns it once the
-//! client has proven itself. Strangers cause no such failure on either side.
+//! **What it negotiates.** The hello of each side carries the optional features that it [offers and
+//! requires](Offer); a lane uses the features that both offer. If a requirement is not met, the
+//! client learns it from the ServerHello, which the server's tag covers, and fails; the server
+//! learns it once the client has proven itself. An unauthenticated peer cannot cause such a failure
+//! on either side.
 //!
-//! **What it does not do.** The lane is not encrypted, and whoever sits on the path can take it over
+//! **What it does not do.** The lane is not encrypted, and an attacker on the path can take it over
 //! after the handshake. [`Features::ENCRYPTION`] is reserved for a layer that changes this.
 //!
-//! **How to drive it.** [`Client`] and [`Server`] do no I/O. Feed what was received to `handle`,
-//! drop as many bytes as it consumed, keep the rest and feed it again with more behind it; send what
-//! `poll_transmit` returns, also after an error. Neither ever consumes a byte past the handshake. A
-//! deadline is the caller's business, as is the size of its buffer: [`MAX_HANDSHAKE_BYTES`] will do.
+//! **How to drive it.** [`Client`] and [`Server`] do no I/O. Pass received bytes to `handle`, drop
+//! as many as it consumed, and pass the rest again together with the bytes that follow; send the
+//! output of `poll_transmit`, also after an error. Neither ever consumes a byte past the handshake.
+//! The caller sets a deadline and the size of its buffer: [`MAX_HANDSHAKE_BYTES`] is enough.
 //!
 //! ```
 //! # use core::num::NonZeroU32;
@@ -102,52 +103,52 @@ use crate::info::{ConnectionInfo, Name, SessionId};
 
 /// The protocol version that this build prefers.
 pub const VERSION: u16 = 1;
-/// The oldest protocol version that this build still speaks.
+/// The oldest protocol version that this build still supports.
 pub const MIN_VERSION: u16 = 1;
 
-/// How much input one unauthenticated connection can ever make the caller buffer.
+/// Limits the input that one unauthenticated connection can make the caller buffer.
 ///
-/// No message is longer than this, and `handle` consumes a message as soon as it is whole: with a
-/// receive buffer of this size a handshake always moves on or fails. The machines themselves keep
-/// a peer's name (at most 255 bytes) and otherwise a fixed few hundred bytes.
+/// No message is longer than this, and `handle` consumes a message as soon as it is complete: with
+/// a receive buffer of this size a handshake always advances or fails. The state machines keep a
+/// peer's name (at most 255 bytes) and otherwise a few hundred bytes of fixed size.
 pub const MAX_HANDSHAKE_BYTES: usize = 1024;
 
-/// What a finished handshake has agreed on.
+/// The result of a finished handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Established {
-    /// What the peer calls itself.
+    /// The peer's name.
     pub peer_name: Name,
-    /// Which session the peer is. A client knows this for sure; a server has only the client's word
-    /// unless [`is_owned_by`](Self::is_owned_by) holds.
+    /// The peer's session. A client has verified it; a server has only the client's claim unless
+    /// [`is_owned_by`](Self::is_owned_by) holds.
     pub peer_id: SessionId,
     /// The protocol version of the frames to come.
     pub version: u16,
-    /// What both sides offered.
+    /// The features that both sides offered.
     pub features: Features,
     /// The client's number for the connection to which this lane belongs.
     pub connection: u64,
-    /// Which lane of the connection this is: `lane < lanes`.
+    /// Index of this lane in the connection: `lane < lanes`.
     pub lane: u16,
-    /// How many lanes the connection is going to have.
+    /// Number of lanes that the connection will have.
     pub lanes: u16,
-    /// How many streams the lane has had before this one.
+    /// Number of earlier streams of this lane.
     pub generation: u32,
-    /// At which port the client listens; 0 for none, and at clients.
+    /// Port on which the client listens; 0 for none, and on clients.
     pub peer_port: u16,
-    /// How many chunks the peer lets us keep in flight on this lane.
+    /// Maximum chunks that this side may keep in flight on this lane.
     pub peer_window: NonZeroU32,
-    /// What the client presented, on each lane, to show that it owns `peer_id`. Servers have one for
-    /// each lane, clients have none: to them the server has proven itself already.
+    /// The proofs that the client owns `peer_id`, one per lane. Only servers have them: to a
+    /// client, the server has proven itself already.
     pub owners: Vec<OwnerProof>,
 }
 
 impl Established {
-    /// Whether the peer proved to a server, on every lane, that it knows the secret of the session
-    /// `info`.
+    /// Returns whether the peer proved to a server, on every lane, that it knows the secret of the
+    /// session `info`.
     ///
-    /// Any holder of `info` knows that secret: this tells a session from strangers, and from peers
-    /// that were given other infos only.
+    /// Any holder of `info` knows that secret: this distinguishes a session from strangers, and
+    /// from peers that were given other infos only.
     #[must_use]
     pub fn is_owned_by(&self, info: &ConnectionInfo) -> bool {
         !self.owners.is_empty()
@@ -155,14 +156,14 @@ impl Established {
             && self.peer_id == info.id()
     }
 
-    /// Adds another lane of the same connection. Who has heard the connection's number can bring a lane
-    /// to it: its owner is known only by the proofs of all lanes.
+    /// Adds another lane of the same connection. Any client that knows the connection's number can
+    /// add a lane to it: the owner is established only by the proofs of all lanes.
     pub fn join(&mut self, lane: Self) {
         self.owners.extend(lane.owners);
     }
 }
 
-/// Why a handshake failed. The first word says who must act.
+/// The reason a handshake failed. The first word of a variant names the side that must act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandshakeError {
@@ -171,18 +172,18 @@ pub enum HandshakeError {
     #[error("the peer sent no valid handshake message: {0}")]
     PeerMessageMalformed(#[from] MessageError),
 
-    /// The peer sent a message that has no place here.
+    /// The peer sent a message out of order.
     #[error("the peer sent {found} where {expected} belongs")]
     PeerMessageUnexpected {
-        /// What arrived.
+        /// The message that arrived.
         found: MessageKind,
-        /// What was due.
+        /// The message that was expected.
         expected: MessageKind,
     },
 
-    /// The client speaks only versions that this build does not.
+    /// The client supports only versions that this build does not.
     #[error(
-        "the peer speaks protocol versions {min} to {max}, this build speaks {MIN_VERSION} to \
+        "the peer supports protocol versions {min} to {max}, this build {MIN_VERSION} to \
          {VERSION}: run the same release on both sides"
     )]
     PeerVersionUnsupported {
@@ -192,47 +193,48 @@ pub enum HandshakeError {
         max: u16,
     },
 
-    /// The client wants a session that is not this one. Typical cause: its connection info is from
-    /// an earlier process that listened on the same port.
+    /// The client asked for another session. Typical cause: its connection info is from an earlier
+    /// process that listened on the same port.
     #[error("the peer asked for session {asked}, which is not here: its connection info is stale")]
     PeerTargetUnknown {
         /// The session that the client asked for.
         asked: SessionId,
     },
 
-    /// The peer's tag is wrong: it does not know the secret, or somebody altered the handshake.
+    /// The peer's tag is wrong: it does not know the secret, or the handshake was altered on the
+    /// way.
     #[error("the peer does not know the secret of the connection info")]
     PeerProofWrong,
 
-    /// A side requires what the other does not offer. The peer has proven itself by then. Typical
-    /// cause: the two sessions are configured differently.
+    /// A side requires a feature that the other does not offer. The peer has proven itself by then.
+    /// Typical cause: the two sessions are configured differently.
     #[error("the peer is not compatible: {missing}")]
     PeerIncompatible {
-        /// What is not offered, and by which side.
+        /// The missing features, by the side that does not offer them.
         missing: Missing,
     },
 
-    /// The peer refused to go on.
+    /// The peer rejected the handshake.
     #[error("the peer refused the connection: {code}")]
     PeerRejected {
-        /// The reason that it gave.
+        /// The reason that the peer gave.
         code: RejectCode,
     },
 
-    /// This side refused to go on: [`Server::reject`] was called.
+    /// This side rejected the handshake: [`Server::reject`] was called.
     #[error("this side refused the connection: {code}")]
     CallerRejected {
         /// The reason that was given.
         code: RejectCode,
     },
 
-    /// [`Server::accept`] was called although the client has not proven itself, or twice.
+    /// [`Server::accept`] was called before the client has proven itself, or twice.
     #[error("a client can be accepted once, after it has proven itself")]
     CallerAcceptedUnproven,
 }
 
 impl HandshakeError {
-    /// What the peer is told; `None` where it knows already, or did nothing wrong.
+    /// Returns the code to send to the peer; `None` if it knows already, or did nothing wrong.
     fn reject_code(&self) -> Option<RejectCode> {
         match self {
             Self::PeerMessageMalformed(_) | Self::PeerMessageUnexpected { .. } => {

@@ -1,7 +1,7 @@
-//! What a session gives away so that peers can find it and prove that they may connect.
+//! Connection info: what a peer needs to find a session and prove that it may connect.
 //!
 //! The application carries the encoded bytes to the peer by its own means (NIXL metadata, a
-//! bootstrap socket, etcd). Whoever has them can connect, so they deserve the care of a password.
+//! bootstrap socket, etcd). Every holder of the bytes can connect, so treat them like a password.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -10,21 +10,24 @@ use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use sha2::{Digest, Sha256};
 
 use crate::codec::{CodecError, Reader, Writer};
+pub use crate::host::{HostName, HostNameInvalid, NamedAddress};
 pub use crate::name::{Name, NameError};
 pub use crate::secret::Secret;
 
-/// First bytes of every encoded connection info.
+/// Magic bytes at the start of every encoded connection info.
 const MAGIC: [u8; 4] = *b"TCXI";
-/// Layout version that [`ConnectionInfo::encode`] writes.
+/// Layout version of an info with addresses only, which every reader knows.
 const VERSION: u8 = 1;
-/// Bytes of SHA-256 at the end: enough to notice any accident on the way; no defence against
-/// forgery, which needs none here because a forged info connects nowhere.
+/// Layout version of an info that also has host names.
+const NAMED_VERSION: u8 = 2;
+/// Bytes of SHA-256 at the end: enough to detect accidental damage. Forgery needs no defence here,
+/// because a forged info does not let its user connect.
 const CHECKSUM_LEN: usize = 8;
 
 const FAMILY_V4: u8 = 4;
 const FAMILY_V6: u8 = 6;
 
-/// Identifies one session: 128 random bits, made at session start. Not secret.
+/// Identifies one session: 128 random bits, chosen at session start. Not secret.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub [u8; Self::LEN]);
 
@@ -46,7 +49,7 @@ impl fmt::Debug for SessionId {
     }
 }
 
-/// Why bytes are no connection info, or parts make none.
+/// The reason bytes are no connection info, or parts cannot form one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InfoError {
@@ -54,12 +57,12 @@ pub enum InfoError {
     /// the bytes were re-encoded as text on the way.
     #[error("these {len} bytes are no tcpx connection info")]
     MagicMissing {
-        /// How many bytes were given.
+        /// Number of bytes given.
         len: usize,
     },
 
     /// A layout that this build does not know. Typical cause: the peer runs a newer tcpx.
-    #[error("connection info version {found} is unknown, expected {VERSION}")]
+    #[error("connection info version {found} is unknown, expected {VERSION} or {NAMED_VERSION}")]
     VersionUnknown {
         /// The version that was found.
         found: u8,
@@ -68,7 +71,7 @@ pub enum InfoError {
     /// The checksum does not fit. Typical cause: the bytes were cut or altered on the way.
     #[error("connection info of {len} bytes was damaged on its way: its checksum does not fit")]
     ChecksumWrong {
-        /// How many bytes were given.
+        /// Number of bytes given.
         len: usize,
     },
 
@@ -80,15 +83,29 @@ pub enum InfoError {
     #[error("connection info has a wrong name: {0}")]
     NameInvalid(#[from] NameError),
 
-    /// There is no address, or there are too many.
+    /// There is neither an address nor a host name, or there are too many.
     #[error(
-        "connection info has 1 to {} addresses, found {count}",
+        "connection info has 1 to {} addresses and host names, found {count}",
         ConnectionInfo::MAX_ADDRESSES
     )]
     AddressCountOutOfRange {
-        /// How many were found.
+        /// Number found.
         count: usize,
     },
+
+    /// A layout with host names has none, or too many.
+    #[error(
+        "connection info has up to {} host names, found {count}",
+        ConnectionInfo::MAX_NAMES
+    )]
+    HostCountOutOfRange {
+        /// Number found.
+        count: usize,
+    },
+
+    /// A host name is invalid, or its port is 0.
+    #[error("connection info has a wrong host name: {0}")]
+    HostInvalid(#[from] HostNameInvalid),
 
     /// An address is neither IPv4 nor IPv6.
     #[error("address family {found} is unknown, expected {FAMILY_V4} or {FAMILY_V6}")]
@@ -97,8 +114,8 @@ pub enum InfoError {
         found: u8,
     },
 
-    /// No peer can connect to this address: port 0, or 0.0.0.0 or ::, or a multicast group.
-    /// Typical cause: the address that was asked for was published, not the one that was bound.
+    /// No peer can connect to this address: port 0, or 0.0.0.0 or ::, or a multicast group. Typical
+    /// cause: the requested address was published instead of the bound one.
     #[error("no peer can connect to {address}")]
     AddressUnusable {
         /// The address that was found.
@@ -106,42 +123,65 @@ pub enum InfoError {
     },
 }
 
-/// Where a session listens, who it is, and the secret that lets peers in.
+/// The addresses of a session, its identity, and the secret that authorises peers.
 ///
-/// A value of this type is valid: it has a name, and 1 to 64 addresses that can be connected to.
+/// A value of this type is valid: it has a name, and 1 to 64 addresses and host names that can be
+/// connected to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectionInfo {
     name: Name,
     id: SessionId,
     secret: Secret,
-    /// 1 to 64, none unusable, flow information zero.
+    /// None unusable, flow information zero. 1 to 64 together with `names`.
     addresses: Vec<SocketAddr>,
+    /// At most 8, no port 0.
+    names: Vec<NamedAddress>,
 }
 
 impl ConnectionInfo {
-    /// The most addresses a session may publish; a machine with 8 NICs and both families has 16.
+    /// Maximum addresses that a session may publish; a machine with 8 NICs and both families has
+    /// 16.
     pub const MAX_ADDRESSES: usize = 64;
 
-    /// No encoded connection info is longer than this many bytes.
+    /// Maximum host names among them.
+    pub const MAX_NAMES: usize = 8;
+
+    /// Maximum length of an encoded connection info in bytes.
     pub const MAX_ENCODED_LEN: usize = 8
         + SessionId::LEN
         + Secret::LEN
         + Name::MAX_LEN
-        + Self::MAX_ADDRESSES * (1 + 2 + 16 + 4)
+        + (Self::MAX_ADDRESSES - Self::MAX_NAMES) * (1 + 2 + 16 + 4)
+        + Self::MAX_NAMES * (2 + 1 + HostName::MAX_LEN)
         + CHECKSUM_LEN;
 
-    /// Puts a connection info together.
+    /// Creates a connection info.
     ///
-    /// IPv6 scope ids are kept; flow information means nothing to a peer and is dropped. Fails when
+    /// IPv6 scope ids are kept; flow information is of no use to a peer and is dropped. Fails if
     /// there are no or more than [`MAX_ADDRESSES`](Self::MAX_ADDRESSES) addresses, or one of them
     /// cannot be connected to.
     pub fn new(
         name: Name,
         id: SessionId,
         secret: Secret,
-        mut addresses: Vec<SocketAddr>,
+        addresses: Vec<SocketAddr>,
     ) -> Result<Self, InfoError> {
-        check_address_count(addresses.len())?;
+        Self::with_names(name, id, secret, addresses, Vec::new())
+    }
+
+    /// Does what [`new`](Self::new) does, with host names beside or instead of addresses; at most
+    /// [`MAX_NAMES`](Self::MAX_NAMES). Readers of the first layout version refuse such an info.
+    pub fn with_names(
+        name: Name,
+        id: SessionId,
+        secret: Secret,
+        mut addresses: Vec<SocketAddr>,
+        names: Vec<NamedAddress>,
+    ) -> Result<Self, InfoError> {
+        check_counts(addresses.len(), names.len())?;
+        if names.iter().any(|host| host.port == 0) {
+            return Err(HostNameInvalid.into());
+        }
         for address in &mut addresses {
             if let SocketAddr::V6(v6) = address {
                 v6.set_flowinfo(0);
@@ -153,42 +193,52 @@ impl ConnectionInfo {
             id,
             secret,
             addresses,
+            names,
         })
     }
 
-    /// What the session calls itself.
+    /// Returns the name of the session.
     #[must_use]
     pub fn name(&self) -> &Name {
         &self.name
     }
 
-    /// Which session this is.
+    /// Returns the id of the session.
     #[must_use]
     pub fn id(&self) -> SessionId {
         self.id
     }
 
-    /// What a peer must know to connect.
+    /// Returns the secret that a peer must know to connect.
     #[must_use]
     pub fn secret(&self) -> &Secret {
         &self.secret
     }
 
-    /// Where the session listens; never empty.
+    /// Returns the addresses of the session; empty only if there are [`names`](Self::names).
     #[must_use]
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// Writes the info down; [`decode`](Self::decode) reads it back.
+    /// Returns the hosts at which the session can be reached; the connecting side resolves them.
+    #[must_use]
+    pub fn names(&self) -> &[NamedAddress] {
+        &self.names
+    }
+
+    /// Encodes the info; [`decode`](Self::decode) reads it back.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(Self::MAX_ENCODED_LEN);
         out.put_bytes(&MAGIC);
-        out.put_u8(VERSION);
-        // Never cut: `new` lets no more than 64 through.
+        out.put_u8(match self.names.is_empty() {
+            true => VERSION,
+            false => NAMED_VERSION,
+        });
+        // Never truncated: `with_names` allows at most 64.
         out.put_u8(self.addresses.len() as u8);
-        out.put_u8(0);
+        out.put_u8(self.names.len() as u8);
         out.put_u8(self.name.len_u8());
         out.put_bytes(&self.id.0);
         out.put_bytes(self.secret.expose());
@@ -196,22 +246,29 @@ impl ConnectionInfo {
         for address in &self.addresses {
             encode_address(&mut out, address);
         }
+        for host in &self.names {
+            out.put_u16(host.port);
+            // Never truncated: a host name has at most 253 bytes.
+            out.put_u8(host.name.as_str().len() as u8);
+            out.put_bytes(host.name.as_str().as_bytes());
+        }
         let checksum = checksum(&out);
         out.put_bytes(&checksum);
         out
     }
 
-    /// Reads what [`encode`](Self::encode) wrote; anything else is an error.
+    /// Decodes the output of [`encode`](Self::encode); anything else is an error.
     pub fn decode(input: &[u8]) -> Result<Self, InfoError> {
         let mut reader = Reader::new(input);
         if reader.array() != Ok(MAGIC) {
             return Err(InfoError::MagicMissing { len: input.len() });
         }
         let version = reader.u8()?;
-        if version != VERSION {
+        if version != VERSION && version != NAMED_VERSION {
             return Err(InfoError::VersionUnknown { found: version });
         }
-        // The limit comes before the checksum: nobody makes us hash gigabytes.
+        // The limit is checked before the checksum, so that nobody can make this side hash
+        // gigabytes.
         let damaged = InfoError::ChecksumWrong { len: input.len() };
         let (body, found) = match input.split_last_chunk::<CHECKSUM_LEN>() {
             Some(parts) if input.len() <= Self::MAX_ENCODED_LEN => parts,
@@ -223,8 +280,17 @@ impl ConnectionInfo {
 
         let mut reader = Reader::new(body.get(MAGIC.len() + 1..).unwrap_or_default());
         let count = usize::from(reader.u8()?);
-        check_address_count(count)?;
-        reader.reserved()?;
+        let names_count = match version {
+            NAMED_VERSION => match reader.u8()? {
+                0 => return Err(InfoError::HostCountOutOfRange { count: 0 }),
+                names => usize::from(names),
+            },
+            _ => {
+                reader.reserved()?;
+                0
+            }
+        };
+        check_counts(count, names_count)?;
         let name_len = usize::from(reader.u8()?);
         let id = SessionId(reader.array()?);
         let secret = Secret::new(reader.array()?);
@@ -233,15 +299,25 @@ impl ConnectionInfo {
         for _ in 0..count {
             addresses.push(decode_address(&mut reader)?);
         }
+        let mut names = Vec::with_capacity(names_count);
+        for _ in 0..names_count {
+            let port = reader.u16()?;
+            let len = usize::from(reader.u8()?);
+            let name = HostName::decode(reader.bytes(len)?)?;
+            names.push(NamedAddress { name, port });
+        }
         reader.finish()?;
-        Self::new(name, id, secret, addresses)
+        Self::with_names(name, id, secret, addresses, names)
     }
 }
 
-fn check_address_count(count: usize) -> Result<(), InfoError> {
-    match count {
+fn check_counts(addresses: usize, names: usize) -> Result<(), InfoError> {
+    if names > ConnectionInfo::MAX_NAMES {
+        return Err(InfoError::HostCountOutOfRange { count: names });
+    }
+    match addresses + names {
         1..=ConnectionInfo::MAX_ADDRESSES => Ok(()),
-        _ => Err(InfoError::AddressCountOutOfRange { count }),
+        count => Err(InfoError::AddressCountOutOfRange { count }),
     }
 }
 

@@ -1,12 +1,13 @@
-//! The protocol of one lane: which chunks are in flight, what may be sent next, what a frame means.
+//! The protocol of one lane: the chunks in flight, the next frame to send, the meaning of a frame.
 //!
-//! Pure: no I/O, no clock, no threads. A lane never sees payload; it knows a chunk by its
+//! Pure: no I/O, no clock, no threads. A lane never sees payload; it identifies a chunk by its
 //! [`ChunkId`] and its length. The caller owns sockets, memory and time, and drives two values:
 //!
-//! - [`Lane`] is what both directions of the stream share. `offer`, `push_control` and the
-//!   `handle_…` methods go in; [`Lane::encode_urgent`] and [`Lane::poll_transmit`] come out.
-//! - [`Landing`] puts what was received into the order of its frames, whichever way and however
-//!   fast each payload came.
+//! - [`Lane`] is the state that both directions of the stream share. `offer`, `push_control` and
+//!   the `handle_…` methods are its input; [`Lane::encode_urgent`] and [`Lane::poll_transmit`] its
+//!   output.
+//! - [`Landing`] restores the order of received frames, whichever way and however fast each payload
+//!   arrived.
 //!
 //! ```text
 //!            offer(run)                                    handle_frame(header)
@@ -20,109 +21,42 @@
 //! ```
 //!
 //! Every WRITE chunk is settled by exactly one Ack or WriteError, every READ chunk by exactly one
-//! Data or ReadError. Each names its chunk, so that the answers may come in any order. What a peer
-//! makes a lane keep is bounded: at most `own_window` unanswered requests, as many chunks that it was
-//! not told the end of, and [`MAX_PINGS`] unanswered pings. More is a [`Violation`]. Each side keeps
-//! its own number of each below the limit of the other, so that honest sides never break one and
-//! neither has to stop reading: two sides that both did would wait for each other for ever.
+//! Data or ReadError. Each names its chunk, so that the answers may come in any order. The state
+//! that a peer can make a lane keep is bounded: at most `own_window` unanswered requests, as many
+//! WRITE chunks whose outcome it was not told, and [`MAX_PINGS`] unanswered pings. More is a
+//! [`Violation`]. Each side keeps its own numbers below the limits of the other, so that honest
+//! sides never violate one and neither ever has to stop reading: two sides that both stopped would
+//! wait for each other for ever.
 
 mod landing;
+mod offer;
+mod outstanding;
 mod silence;
 #[cfg(test)]
 mod tests;
+mod violation;
 
 use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::vec::Vec;
 
 pub use self::landing::{Landing, Ticket};
+pub use self::offer::{Chunk, ChunkId, Offer, Op, Take};
+use self::outstanding::Outstanding;
 pub use self::silence::{Silence, Stall};
+pub use self::violation::Violation;
 use crate::frame::down::Ending;
 use crate::frame::{Header, Kind, Status};
 
-/// Names a chunk, on whatever lane it travels: unique within the session that posted the transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ChunkId {
-    /// Number of the transfer.
-    pub transfer: u64,
-    /// Position of the chunk in its transfer.
-    pub seq: u32,
-}
-
-impl core::fmt::Display for ChunkId {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "chunk {} of transfer {}", self.seq, self.transfer)
-    }
-}
-
-/// The direction of a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Op {
-    /// From the peer's memory into ours.
-    Read,
-    /// From our memory into the peer's.
-    Write,
-}
-
-/// The caller's handle to a chunk of its own. Clones name the same chunk.
-pub trait Chunk: Clone {
-    /// Names the chunk.
-    fn id(&self) -> ChunkId;
-    /// Bytes of its payload.
-    fn bytes(&self) -> u64;
-}
-
-/// What chunks are taken from: one posting of a transfer. Several lanes may take from the same one.
-pub trait Offer {
-    /// What is taken.
-    type Chunk: Chunk;
-
-    /// Number of the transfer that all of its chunks belong to.
-    fn transfer(&self) -> u64;
-
-    /// The direction of all of its chunks.
-    fn op(&self) -> Op;
-
-    /// How many chunks it has in all.
-    fn chunks(&self) -> usize;
-
-    /// The next chunk that nobody has taken.
-    fn take(&self) -> Take<Self::Chunk>;
-
-    /// How many chunks there may be left to take.
-    fn left(&self) -> usize;
-
-    /// How many of a connection's lanes take chunks from it: `all`, unless it uses some only.
-    fn lanes(&self, all: usize) -> usize {
-        all
-    }
-
-    /// Whether there may be a chunk left to take.
-    fn has_more(&self) -> bool {
-        self.left() > 0
-    }
-}
-
-/// What came of taking a chunk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Take<C> {
-    /// The chunk, which the taker now answers for.
-    Chunk(C),
-    /// Others have taken everything.
-    Nothing,
-    /// No chunk may be moved any more, such as after its memory was revoked.
-    Dead,
-}
-
-/// Whether there is room to send another payload now. Asked right before something is chosen.
+/// Reports whether there is room to send another payload now. Asked right before each choice.
 pub trait Room<O, A> {
-    /// Whether a WRITE chunk of this offer can be sent, or prepared to be sent.
+    /// Returns whether a WRITE chunk of this offer can be sent, or prepared to be sent.
     fn for_write(&mut self, offer: &O) -> bool;
-    /// Whether this answer can.
+    /// Returns whether this answer can be sent, or prepared to be sent.
     fn for_answer(&mut self, answer: &A) -> bool;
 }
 
-/// What to send next.
+/// The next thing to send.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Transmit<O: Offer, A> {
     /// A READ request, which has no payload.
@@ -131,11 +65,11 @@ pub enum Transmit<O: Offer, A> {
     Write(O::Chunk),
     /// The answer to a READ request of the peer.
     Answer(A),
-    /// Nothing of this offer: it is dead, and no longer queued.
+    /// The offer is dead and no longer queued: nothing of it is sent.
     Dead(O),
 }
 
-/// What a frame of the peer means.
+/// The meaning of a frame of the peer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Meaning<C> {
     /// A WRITE chunk: grant its table, let its payload land, then call
@@ -143,158 +77,63 @@ pub enum Meaning<C> {
     Write(ChunkId),
     /// A READ request: grant its table, then call [`Lane::handle_request`].
     Request(ChunkId),
-    /// The bytes of a READ chunk of ours, which is settled once they have landed.
+    /// The bytes of a READ chunk of this side, which is settled once they have landed.
     Data(C),
-    /// A WRITE chunk of ours has landed: it is settled.
+    /// A WRITE chunk of this side has landed: it is settled.
     Acknowledged(C),
-    /// The peer refused a chunk of ours, which is settled; the payload is a text for people.
+    /// The peer refused a chunk of this side, which is settled; the payload is a text for people.
     Refused(C, Status),
     /// A message for the connection or the session: Notify, Send, SendDone, LaneDown or Goodbye.
     Message,
-    /// The peer has the numbered messages before this one.
+    /// The peer has received the numbered messages before this one.
     Received(u32),
-    /// Answer with Pong, at once if the number is 0, else behind everything before it.
+    /// A ping: answer with Pong, at once if the number is 0, else after everything received before
+    /// it.
     Ping(u64),
-    /// The answer to a ping of ours.
+    /// The answer to a ping of this side.
     Pong(u64),
-}
-
-/// The peer broke the protocol of a lane; the connection must end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Violation {
-    /// It settled a chunk that is not in flight.
-    #[error("it settled {id} with {kind:?}, which is not in flight on this lane")]
-    NotInFlight {
-        /// The chunk that it named.
-        id: ChunkId,
-        /// What it sent.
-        kind: Kind,
-    },
-    /// Its answer to a READ has another length than was asked for.
-    #[error("it answered {id} with {found} bytes where {expected} were asked for")]
-    WrongLength {
-        /// The chunk.
-        id: ChunkId,
-        /// Bytes asked for.
-        expected: u64,
-        /// Bytes announced.
-        found: u64,
-    },
-    /// It has more READ requests in flight than it was allowed.
-    #[error("it has more than {window} READ requests in flight on one lane")]
-    TooManyRequests {
-        /// What it was allowed.
-        window: usize,
-    },
-    /// It has more WRITE chunks in flight than it was allowed.
-    #[error("it has more than {window} WRITE chunks in flight on one lane")]
-    TooManyWrites {
-        /// What it was allowed.
-        window: usize,
-    },
-    /// It has more pings in flight than it was allowed. Typical cause: it does not read.
-    #[error("it has more than {MAX_PINGS} unanswered pings on one lane")]
-    TooManyPings,
-    /// It set comms up on a lane that is in use.
-    #[error("it set comms up on a lane that is in use")]
-    LateComm,
-    /// It left a message out.
-    #[error("it sent message {found} where {expected} is next")]
-    MessageMissing {
-        /// The number that is next.
-        expected: u32,
-        /// The number that came.
-        found: u32,
-    },
-    /// It has received a message that was not sent.
-    #[error("it received the messages before {found}, of which {sent} is the last")]
-    MessageNotSent {
-        /// The last number that was given.
-        sent: u32,
-        /// What it said.
-        found: u32,
-    },
-    /// It spoke of a lane that the connection does not have.
-    #[error("it has lost lane {lane} of {lanes}")]
-    NoSuchLane {
-        /// The lane that it named.
-        lane: u16,
-        /// How many there are.
-        lanes: usize,
-    },
-}
-
-/// Chunks of ours in flight in one direction, oldest first.
-#[derive(Debug)]
-struct Outstanding<C> {
-    // len ≤ window
-    chunks: VecDeque<C>,
-    window: usize,
-}
-
-impl<C: Chunk> Outstanding<C> {
-    fn new(window: usize) -> Self {
-        Self {
-            chunks: VecDeque::new(),
-            window,
-        }
-    }
-
-    fn is_full(&self) -> bool {
-        self.chunks.len() >= self.window
-    }
-
-    /// Takes a chunk out. Answers mostly come in order, so that the first is the likeliest.
-    fn take(&mut self, id: ChunkId) -> Option<C> {
-        let at = self.chunks.iter().position(|chunk| chunk.id() == id)?;
-        self.chunks.remove(at)
-    }
-
-    fn of_transfer(&self, transfer: u64) -> usize {
-        let same = |chunk: &&C| chunk.id().transfer == transfer;
-        self.chunks.iter().filter(same).count()
-    }
 }
 
 /// One lane: chunks in flight and everything that waits to be sent on it.
 ///
-/// `O` is what chunks are taken from, `A` what the caller keeps of a READ request until it is
+/// `O` is the source of chunks, `A` the state that the caller keeps of a READ request until it is
 /// answered. Nothing here is shared: the caller serialises access.
 #[derive(Debug)]
 pub struct Lane<O: Offer, A> {
     writes: Outstanding<O::Chunk>,
     reads: Outstanding<O::Chunk>,
-    /// Bytes of both.
+    /// Total bytes of the chunks in flight.
     load: u64,
     lanes: usize,
     own_window: usize,
-    /// Encoded frames without a chunk.
+    /// Encoded frames that concern no chunk.
     control: Vec<u8>,
-    /// Pings of ours that the peer has not answered. ≤ MAX_PINGS
+    /// Number of this side's pings that the peer has not answered. ≤ MAX_PINGS
     pings: usize,
-    /// Pings of the peer whose answers were not encoded by [`Lane::encode_urgent`]. ≤ MAX_PINGS
+    /// Number of the peer's pings whose Pong was not encoded by [`Lane::encode_urgent`].
+    /// ≤ MAX_PINGS
     unanswered: usize,
-    /// Their answers in `control`. ≤ unanswered
+    /// Number of those answers in `control`. ≤ unanswered
     pongs: usize,
-    /// How the peer's WRITE chunks ended, to be told. At most `own_window`, since `unsettled` is.
+    /// Outcomes of the peer's WRITE chunks, not sent yet. At most `own_window`, since `unsettled`
+    /// is.
     replies: VecDeque<Ending>,
-    /// The last that were told: should the stream be lost, the peer may not have heard. It hears
-    /// them in this order and has at most a window in flight, so that it waits for no others. ≤
-    /// own_window
+    /// The outcomes sent last: if the stream is lost, the peer may not have received them. It
+    /// receives them in this order and has at most a window in flight, so that it waits for no
+    /// older ones. ≤ own_window
     told: VecDeque<Ending>,
-    /// The peer's WRITE chunks that it was not told the end of. ≤ own_window
+    /// Number of the peer's WRITE chunks whose outcome was not sent. ≤ own_window
     unsettled: usize,
     /// At most `own_window`.
     answers: VecDeque<A>,
     write_offers: VecDeque<O>,
     read_offers: VecDeque<O>,
-    /// Whether the last payload was an answer: the next is a chunk of our own, if there is one.
+    /// Whether the last payload was an answer: the next is a WRITE chunk, if there is one.
     answered: bool,
     closed: bool,
 }
 
-/// What was under way when a lane was closed.
+/// The state of a lane when it was closed.
 #[derive(Debug)]
 pub struct Remains<O: Offer> {
     /// Offers that were queued.
@@ -303,27 +142,29 @@ pub struct Remains<O: Offer> {
     pub reads: Vec<O::Chunk>,
     /// WRITE chunks that were in flight: they may have landed, or be about to.
     pub writes: Vec<O::Chunk>,
-    /// How WRITE chunks of the peer ended of which it may not have heard, oldest first. At most as
+    /// Outcomes of the peer's WRITE chunks that it may not have received, oldest first. At most as
     /// many as it may keep in flight.
     pub endings: Vec<Ending>,
 }
 
-/// Offers that are put back in one call because they must wait. They take turns, so that the others
-/// are next. Offers that others have emptied do not count: each is looked at once and then gone.
+/// Maximum offers put back in one call because they must wait. Offers take turns, so that the
+/// others are next. Offers emptied by other lanes do not count: each is examined once and then
+/// dropped.
 const MAX_LOOKS: usize = 64;
 
-/// Chunks that a lane has asked for while an offer ends: enough to keep the peer busy meanwhile.
-const MIN_SHARE: usize = 4;
+/// Minimum chunks that a lane requests towards the end of an offer: enough to keep the peer busy.
+pub const MIN_SHARE: usize = 4;
 
-/// Pings that either side may have unanswered on one lane.
+/// Maximum unanswered pings of either side on one lane.
 pub const MAX_PINGS: usize = 1024;
 
-/// Room that an idle control buffer keeps: a long notification must not leave its size behind.
+/// Capacity that an idle control buffer keeps: a long notification must not keep its memory
+/// allocated.
 const CONTROL_BYTES: usize = 64 << 10;
 
 impl<O: Offer, A> Lane<O, A> {
-    /// Makes one of `lanes` lanes of a connection. We keep at most `window` chunks in flight each
-    /// way, the peer at most `own_window`.
+    /// Creates one of `lanes` lanes of a connection. This side keeps at most `window` chunks in
+    /// flight each way, the peer at most `own_window`.
     #[must_use]
     pub fn new(window: usize, own_window: usize, lanes: usize) -> Self {
         Self {
@@ -347,7 +188,7 @@ impl<O: Offer, A> Lane<O, A> {
         }
     }
 
-    /// Queues an offer; gives it back when the lane is closed.
+    /// Queues an offer; returns it if the lane is closed.
     ///
     /// # Errors
     /// The lane is closed.
@@ -359,17 +200,18 @@ impl<O: Offer, A> Lane<O, A> {
         Ok(())
     }
 
-    /// Queues a frame that names no chunk; does nothing once the lane is closed.
+    /// Queues a frame that concerns no chunk; does nothing once the lane is closed.
     pub fn push_control(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
         if !self.closed {
             encode(&mut self.control);
         }
     }
 
-    /// Queues a ping; false where the peer has so many to answer that it would not allow another.
+    /// Queues a ping; returns false if the peer has so many to answer that it would not allow
+    /// another.
     #[must_use]
     pub fn push_ping(&mut self, token: u64) -> bool {
-        // The last one is kept for the mark before the end.
+        // The last one is reserved for the mark before the end.
         if self.closed || self.pings >= MAX_PINGS - 1 {
             return false;
         }
@@ -387,7 +229,8 @@ impl<O: Offer, A> Lane<O, A> {
         Header::new(Kind::Pong, token).encode(&mut self.control);
     }
 
-    /// Queues a ping behind the replies for everything that has landed so far; as [`Lane::push_ping`].
+    /// Queues a ping after the replies for everything that has landed so far; else as
+    /// [`Lane::push_ping`].
     #[must_use]
     pub fn push_mark(&mut self, token: u64) -> bool {
         if self.closed || self.pings >= MAX_PINGS {
@@ -401,7 +244,7 @@ impl<O: Offer, A> Lane<O, A> {
         true
     }
 
-    /// Says what a frame of the peer means, and settles the chunk that it settles.
+    /// Interprets a frame of the peer, and takes the chunk that it settles out of the books.
     ///
     /// # Errors
     /// The peer broke the protocol.
@@ -438,7 +281,7 @@ impl<O: Offer, A> Lane<O, A> {
                 Ok(Meaning::Ping(header.transfer))
             }
             Kind::Pong => {
-                // One that nobody has asked for is harmless: only the peer answers for the limit.
+                // An unrequested Pong is harmless: only the peer is responsible for the limit.
                 self.pings = self.pings.saturating_sub(1);
                 Ok(Meaning::Pong(header.transfer))
             }
@@ -450,7 +293,7 @@ impl<O: Offer, A> Lane<O, A> {
         }
     }
 
-    /// Settles a chunk of ours that the peer named.
+    /// Settles a chunk of this side that the peer named.
     fn settle(&mut self, id: ChunkId, kind: Kind) -> Result<O::Chunk, Violation> {
         let outstanding = match kind {
             Kind::Ack | Kind::WriteError => &mut self.writes,
@@ -465,7 +308,8 @@ impl<O: Offer, A> Lane<O, A> {
 
     fn answered(&mut self, id: ChunkId, found: u64) -> Result<O::Chunk, Violation> {
         let asked = self.reads.chunks.iter().find(|chunk| chunk.id() == id);
-        // Looked at before it is taken: the end of the connection settles what is in flight.
+        // Checked before the chunk is removed: the end of the connection settles all chunks in
+        // flight.
         match asked
             .map(Chunk::bytes)
             .filter(|expected| *expected != found)
@@ -479,22 +323,23 @@ impl<O: Offer, A> Lane<O, A> {
         }
     }
 
-    /// Queues what the peer's READ request, which [`Lane::handle_frame`] has let pass, is answered
-    /// with.
+    /// Queues the answer to a READ request of the peer, after [`Lane::handle_frame`] has accepted
+    /// it.
     pub fn handle_request(&mut self, answer: A) {
         if !self.closed {
             self.answers.push_back(answer);
         }
     }
 
-    /// Tells the peer that its WRITE chunk was dealt with: it has landed, or was refused.
+    /// Tells the peer the outcome of its WRITE chunk: it has landed, or was refused.
     pub fn handle_landed(&mut self, id: ChunkId, refusal: Option<(Status, String)>) {
         if !self.closed {
             self.replies.push_back(Ending { id, refusal });
         }
     }
 
-    /// Appends what must not wait behind payload: control frames, then how the peer's chunks ended.
+    /// Appends the frames that must not wait for payload: control frames, then outcomes of the
+    /// peer's chunks.
     pub fn encode_urgent(&mut self, out: &mut Vec<u8>) {
         if !self.control.is_empty() {
             out.append(&mut self.control);
@@ -528,8 +373,8 @@ impl<O: Offer, A> Lane<O, A> {
     }
 
     /// Chooses what is sent next and takes it off its queue: READ requests first, since they cost
-    /// nothing and keep the peer busy; then answers and WRITE chunks in turn. What is returned is in
-    /// flight: the caller must send it, or settle a WRITE chunk by [`Lane::withdraw`].
+    /// nothing and keep the peer busy; then answers and WRITE chunks in turn. The returned chunk is
+    /// in flight: the caller must send it, or settle a WRITE chunk by [`Lane::withdraw`].
     pub fn poll_transmit(&mut self, room: &mut impl Room<O, A>) -> Option<Transmit<O, A>> {
         if self.closed {
             return None;
@@ -545,7 +390,7 @@ impl<O: Offer, A> Lane<O, A> {
     }
 
     fn poll_request(&mut self) -> Option<Transmit<O, A>> {
-        // Each offer gets one look: a share that is used up frees itself when an answer comes.
+        // Examines each offer once: a share that is used up is freed when an answer comes.
         let mut looks = self.read_offers.len().min(MAX_LOOKS);
         while looks > 0 && !self.reads.is_full() {
             let offer = self.read_offers.pop_front()?;
@@ -559,12 +404,12 @@ impl<O: Offer, A> Lane<O, A> {
         None
     }
 
-    /// Whether this lane has asked for its share of an offer. Requests cost nothing to send:
-    /// without a share the first lane would ask for everything, and towards the end a slow one
-    /// for chunks that the others could have had long before.
+    /// Returns whether this lane has requested its share of an offer. Requests cost nothing to
+    /// send: without a share the first lane would request everything, and towards the end a slow
+    /// lane would hold chunks that the others could have had long before.
     fn has_its_share(&self, offer: &O) -> bool {
         let chunks = offer.chunks();
-        // Most offers have one chunk, and need not be looked for.
+        // Most offers have one chunk and need no search.
         let lanes = offer.lanes(self.lanes).max(1);
         if chunks == 1 || lanes == 1 {
             return false;
@@ -598,8 +443,8 @@ impl<O: Offer, A> Lane<O, A> {
         Some(Transmit::Answer(answer))
     }
 
-    /// Takes a chunk of an offer, and queues the offer again if it has more; none if others were
-    /// faster.
+    /// Takes a chunk of an offer, and queues the offer again if it has more; `None` if other lanes
+    /// were faster.
     fn take_from(&mut self, offer: O) -> Option<Transmit<O, A>> {
         let chunk = match offer.take() {
             Take::Chunk(chunk) => chunk,
@@ -628,24 +473,24 @@ impl<O: Offer, A> Lane<O, A> {
         Some(chunk)
     }
 
-    /// The offers that are queued.
+    /// Returns the queued offers.
     pub fn queued_offers(&self) -> impl Iterator<Item = &O> {
         self.read_offers.iter().chain(&self.write_offers)
     }
 
-    /// Bytes of our chunks in flight.
+    /// Returns the bytes of this side's chunks in flight.
     #[must_use]
     pub fn load(&self) -> u64 {
         self.load
     }
 
-    /// How many of the peer's chunks wait for their replies to be sent.
+    /// Returns how many of the peer's chunks have replies that wait to be sent.
     #[must_use]
     pub fn replies(&self) -> usize {
         self.replies.len()
     }
 
-    /// Whether something waits to be sent.
+    /// Returns whether something waits to be sent.
     #[must_use]
     pub fn has_work(&self) -> bool {
         !self.control.is_empty()
@@ -655,15 +500,22 @@ impl<O: Offer, A> Lane<O, A> {
             || !self.read_offers.is_empty()
     }
 
-    /// Whether payload waits to be sent on this lane: an answer, or a WRITE of which the other lanes
-    /// probably leave a chunk.
+    /// Returns whether chunks wait because the window is full.
+    #[must_use]
+    pub fn waits_for_window(&self) -> bool {
+        (self.writes.is_full() && !self.write_offers.is_empty())
+            || (self.reads.is_full() && !self.read_offers.is_empty())
+    }
+
+    /// Returns whether payload waits to be sent on this lane: an answer, or a WRITE of which the
+    /// other lanes will probably leave a chunk.
     #[must_use]
     pub fn has_payload(&self) -> bool {
         let has_chunks = |offer: &O| offer.left() >= offer.chunks().min(self.lanes).max(1);
         !self.answers.is_empty() || self.write_offers.iter().take(MAX_LOOKS).any(has_chunks)
     }
 
-    /// Whether the peer is waited for, or waits for us: its silence matters.
+    /// Returns whether this side waits for the peer or the peer for it, so that silence matters.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         !self.writes.chunks.is_empty()
@@ -672,9 +524,9 @@ impl<O: Offer, A> Lane<O, A> {
             || !self.control.is_empty()
     }
 
-    /// Ends the lane: nothing is queued or chosen from now on. Returns what was under way, without the
-    /// chunks that [`Lane::handle_frame`] has returned: they are the caller's, who must end also those
-    /// whose bytes have not landed.
+    /// Closes the lane: nothing is queued or chosen from now on. Returns the state in flight,
+    /// except the chunks that [`Lane::handle_frame`] has returned: the caller owns them, and must
+    /// end also those whose bytes have not landed.
     pub fn close(&mut self) -> Remains<O> {
         self.closed = true;
         self.control = Vec::new();
@@ -693,7 +545,7 @@ impl<O: Offer, A> Lane<O, A> {
         }
     }
 
-    /// Takes the last endings, as many as the peer can wait for.
+    /// Returns the last outcomes, as many as the peer can wait for.
     fn endings(&mut self) -> Vec<Ending> {
         let surplus = (self.told.len() + self.replies.len()).saturating_sub(self.own_window);
         let endings = self.told.drain(..).chain(self.replies.drain(..));

@@ -1,19 +1,19 @@
 //! Wire format, handshake and connection info of tcpx.
 //!
 //! Everything here is pure: no I/O, no clock, no randomness, no `unsafe`. Nonces and secrets are
-//! arguments, bytes come in as slices and go out as vectors, and whatever was decoded is valid. The
-//! format is described byte by byte in `docs/wire-protocol.md`.
+//! arguments, input is a slice and output a vector, and every decoded value is valid.
+//! `docs/wire-protocol.md` describes the format byte by byte.
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`info`] | what a session gives away so that peers can connect: [`info::ConnectionInfo`] |
-//! | [`descriptor`] | what it gives away with a region of memory: [`descriptor::RegionDescriptor`] |
-//! | [`handshake`] | how a TCP stream becomes an authenticated lane |
-//! | [`frame`] | what travels on a lane afterwards |
-//! | [`lane`] | what the frames of a lane mean, and which one is sent next |
-//! | [`connection`] | what outlives a lane: numbered messages, and chunks of lanes that were lost |
-//! | [`neighbour`] | what two sessions on one host say to each other beside their connection |
-//! | [`codec`] | the bounded reader and the writer beneath all of them |
+//! | [`info`] | what peers need to connect to a session: [`info::ConnectionInfo`] |
+//! | [`descriptor`] | what peers need to access memory: [`descriptor::RegionDescriptor`] |
+//! | [`handshake`] | the handshake, which turns a TCP stream into an authenticated lane |
+//! | [`frame`] | the frames on an authenticated lane |
+//! | [`lane`] | the meaning of a lane's frames, and the choice of the next one to send |
+//! | [`connection`] | state that outlives a lane: numbered messages, and chunks of lost lanes |
+//! | [`neighbour`] | messages of two sessions on one host beside their connection |
+//! | [`codec`] | the bounded reader and the writer that all of them use |
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -29,5 +29,6 @@ pub mod info;
 pub mod lane;
 pub mod neighbour;
 
+mod host;
 mod name;
 mod secret;

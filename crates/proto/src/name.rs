@@ -1,15 +1,15 @@
-//! Names that sessions give themselves.
+//! Names of sessions.
 
 use alloc::string::String;
 use core::fmt::{self, Write};
 
-/// What a session calls itself, for logs and error messages: 1 to 255 bytes of UTF-8.
+/// The name of a session, for logs and error messages: 1 to 255 bytes of UTF-8.
 ///
 /// Names identify nothing and need not be unique; a [`SessionId`](crate::info::SessionId) does.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name(String);
 
-/// Why a text is no [`Name`].
+/// The reason a text is no valid [`Name`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NameError {
@@ -20,32 +20,32 @@ pub enum NameError {
         len: usize,
     },
 
-    /// Not UTF-8. Only bytes that were received can be wrong in this way.
+    /// Not UTF-8. Only received bytes can be wrong in this way.
     #[error("a name is UTF-8, found other bytes after the first {valid}")]
     EncodingInvalid {
-        /// How many bytes at the start are good.
+        /// Number of valid bytes at the start.
         valid: usize,
     },
 }
 
 impl Name {
-    /// The longest name in bytes; its length travels in one byte.
+    /// The longest name in bytes; its length is encoded in one byte.
     pub const MAX_LEN: usize = u8::MAX as usize;
 
-    /// Takes a text of 1 to 255 bytes; anything else is an error.
+    /// Creates a name of 1 to 255 bytes; fails for any other text.
     pub fn new(name: impl Into<String>) -> Result<Self, NameError> {
         let name = name.into();
         check_len(name.len())?;
         Ok(Self(name))
     }
 
-    /// The text.
+    /// Returns the text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Reads a name from received bytes; looks at none of them when there are too many.
+    /// Decodes a name from received bytes; reads none of them if there are too many.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, NameError> {
         check_len(bytes.len())?;
         let text = core::str::from_utf8(bytes).map_err(|error| NameError::EncodingInvalid {
@@ -54,9 +54,9 @@ impl Name {
         Ok(Self(text.into()))
     }
 
-    /// The length as it travels.
+    /// Returns the length as it is encoded.
     pub(crate) fn len_u8(&self) -> u8 {
-        // Never cut: `new` and `decode` let nothing longer through.
+        // Never truncated: `new` and `decode` refuse longer names.
         self.0.len() as u8
     }
 }
@@ -69,8 +69,8 @@ fn check_len(len: usize) -> Result<(), NameError> {
 }
 
 impl fmt::Display for Name {
-    /// The text with control characters escaped: a peer chose it, and it ends up in logs and on
-    /// terminals. [`as_str`](Name::as_str) has it as it is.
+    /// Escapes control characters: a peer chooses the name, and it ends up in logs and on
+    /// terminals. [`as_str`](Name::as_str) returns it unescaped.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.chars().try_for_each(|c| match c.is_control() {
             true => write!(f, "{}", c.escape_default()),

@@ -1,10 +1,10 @@
-//! What two sessions on one host say to each other beside their connection, on a Unix socket that
-//! keeps messages apart.
+//! The messages that two sessions on one host exchange beside their connection, on a Unix socket
+//! that preserves message boundaries.
 //!
-//! They show each other that they are the two ends of a connection, and that each can read the
-//! other's memory; then each opens regions of the other for itself. Descriptors travel with some of
-//! the messages: that of the gates with [`Message::Join`] and [`Message::Welcome`], those of device
-//! memory with [`Message::Opened`].
+//! The sessions prove to each other that they are the two ends of a connection, and that each can
+//! read the other's memory; then each opens regions of the other. Some messages carry descriptors:
+//! [`Message::Join`] and [`Message::Welcome`] that of the gates, [`Message::Opened`] those of
+//! device memory.
 
 use alloc::vec::Vec;
 
@@ -18,16 +18,16 @@ use crate::secret::Secret;
 /// The longest message.
 pub const MAX_MESSAGE_BYTES: usize = 32 << 10;
 
-/// The longest text that says why something cannot be done.
+/// The longest text that gives the reason for a refusal.
 pub const MAX_REASON_BYTES: usize = 512;
 
-/// Bytes that one side reads from the other's memory to show that it can.
+/// Length of the bytes that one side reads from the other's memory to prove that it can.
 pub const NONCE_BYTES: usize = 32;
 
-/// Shows that somebody knows the secret of the session that listens.
+/// Proves knowledge of the listening session's secret.
 pub type Tag = [u8; 32];
 
-/// Who made a [`Tag`]: without this one side's tag could be sent back to it as the other's.
+/// The side that made a [`Tag`]: without it one side's tag could be reflected as the other's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The session that made the connection.
@@ -39,44 +39,44 @@ pub enum Side {
 /// One message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message<'a> {
-    /// The first one of a client: which connection it is about.
+    /// The first message of a client: names the connection.
     Join {
-        /// Who the client is.
+        /// The client's session.
         client: SessionId,
         /// The client's number for the connection.
         connection: u64,
-        /// That of [`Side::Client`].
+        /// The tag of [`Side::Client`].
         tag: Tag,
-        /// Where its nonce is.
+        /// The address of the client's nonce.
         nonce_at: u64,
     },
-    /// The first one of a server.
+    /// The first message of a server.
     Welcome {
-        /// That of [`Side::Server`].
+        /// The tag of [`Side::Server`].
         tag: Tag,
-        /// Where its nonce is.
+        /// The address of the server's nonce.
         nonce_at: u64,
     },
-    /// What was found at `nonce_at`.
+    /// The bytes read at `nonce_at`.
     Found {
         /// The bytes there.
         nonce: [u8; NONCE_BYTES],
     },
     /// The sender cannot read the receiver's memory.
     Unable {
-        /// Why not.
+        /// The reason.
         reason: &'a [u8],
     },
-    /// What the other side has found is its nonce: from here on it may open regions.
+    /// Confirms that the other side has read this side's nonce: from here on it may open regions.
     Proven,
     /// Asks for access to a region.
     Open {
-        /// Names the request.
+        /// Identifies the request.
         request: u32,
         /// The region's key.
         key: RegionKey,
     },
-    /// Grants it, until the gate is closed.
+    /// Grants access to a region, until the gate is closed.
     Opened {
         /// The request.
         request: u32,
@@ -89,13 +89,13 @@ pub enum Message<'a> {
         /// How device memory is mapped; empty for host memory.
         export: &'a [u8],
     },
-    /// Does not grant it.
+    /// Refuses access to a region.
     Refused {
         /// The request.
         request: u32,
-        /// Whether lanes would not grant it either: the key is wrong, or the region is gone.
+        /// Whether lanes would refuse it too: the key is wrong, or the region is gone.
         is_final: bool,
-        /// Why not.
+        /// The reason.
         reason: &'a [u8],
     },
     /// The region behind a gate was deregistered.
@@ -103,21 +103,21 @@ pub enum Message<'a> {
         /// The gate, which is closed.
         gate: u32,
     },
-    /// Nobody at the sender's will ask for this gate any more.
+    /// The sender will never ask for this gate again.
     Forgotten {
         /// The gate.
         gate: u32,
     },
 }
 
-/// Why bytes are no message.
+/// The reason bytes are no valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NeighbourError {
-    /// Its fields do not fit.
+    /// The fields are malformed.
     #[error("a message of a neighbour is damaged: {0}")]
     Layout(#[from] CodecError),
-    /// Nothing of this kind is known.
+    /// The kind is unknown.
     #[error("a message of a neighbour is of unknown kind {0}")]
     Kind(u8),
 }
@@ -203,10 +203,10 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Reads a message.
+    /// Decodes a message.
     ///
     /// # Errors
-    /// The bytes are none.
+    /// The bytes are no valid message.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, NeighbourError> {
         let mut reader = Reader::new(bytes);
         let message = match reader.u8()? {
@@ -268,7 +268,7 @@ fn reason<'a>(reader: &mut Reader<'a>) -> Result<&'a [u8], CodecError> {
     reader.bytes_within(reader.left(), 0, MAX_REASON_BYTES)
 }
 
-/// Makes the tag of one side of a connection, with the secret of the session that accepted it.
+/// Computes the tag of one side of a connection, with the secret of the session that accepted it.
 #[must_use]
 pub fn tag(secret: &Secret, side: Side, client: SessionId, connection: u64) -> Tag {
     mac(secret, side, client, connection)
@@ -277,7 +277,7 @@ pub fn tag(secret: &Secret, side: Side, client: SessionId, connection: u64) -> T
         .into()
 }
 
-/// Whether a tag fits; takes the same time wherever it differs.
+/// Returns whether a tag is right, in constant time.
 #[must_use]
 pub fn verify(secret: &Secret, side: Side, client: SessionId, connection: u64, tag: &Tag) -> bool {
     mac(secret, side, client, connection)

@@ -5,13 +5,14 @@ use core::fmt;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-/// Makes and checks tags.
+/// Computes and verifies tags.
 pub(crate) type Tagger = Hmac<Sha256>;
 
-/// What a session's peers must know to connect: 256 random bits, made at session start.
+/// The secret that a session's peers must know to connect: 256 random bits, chosen at session
+/// start.
 ///
-/// It travels only inside [`ConnectionInfo`](crate::info::ConnectionInfo) and is proven, never
-/// sent, in the handshake. Comparing takes the same time for any two secrets, and `Debug` prints
+/// The secret travels only inside [`ConnectionInfo`](crate::info::ConnectionInfo); the handshake
+/// proves knowledge of it and never sends it. Comparison takes constant time, and `Debug` prints
 /// none of it.
 #[derive(Clone)]
 pub struct Secret([u8; Self::LEN]);
@@ -26,14 +27,15 @@ impl Secret {
         Self(bytes)
     }
 
-    /// The bytes themselves, for encoding.
+    /// Returns the bytes themselves, for encoding.
     pub(crate) const fn expose(&self) -> &[u8; Self::LEN] {
         &self.0
     }
 
-    /// Begins a tag that says what it is for: nobody can take one for another.
+    /// Begins a tag for one purpose, named by the label: tags for different purposes never match.
     pub(crate) fn tagger(&self, label: &[u8]) -> Tagger {
-        // HMAC pads a short key with zeros to the hash's block; done here, making the MAC cannot fail.
+        // HMAC pads a short key with zeros to the hash's block; padded here, creating the MAC
+        // cannot fail.
         let mut key = [0; 64];
         key[..Self::LEN].copy_from_slice(&self.0);
         let mut mac = Tagger::new(&key.into());
@@ -56,7 +58,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Compares without stopping at the first difference, so that timing says nothing about where it is.
+/// Compares without stopping at the first difference, so that timing does not reveal its position.
 pub(crate) fn constant_time_eq<const N: usize>(a: &[u8; N], b: &[u8; N]) -> bool {
     let difference = a.iter().zip(b).fold(0, |seen, (x, y)| seen | (x ^ y));
     // The optimiser must not learn that only zero matters and turn the fold into an early exit.

@@ -1,4 +1,4 @@
-//! The examples of `docs/wire-protocol.md` are what the code writes.
+//! The examples of `docs/wire-protocol.md` match the encoder's output.
 
 use std::num::NonZeroU32;
 
@@ -10,7 +10,7 @@ use tcpx_proto::info::{ConnectionInfo, Name, Secret, SessionId};
 
 const DOCUMENT: &str = include_str!("../../../docs/wire-protocol.md");
 
-/// Looks for a block of hex in lines of 32 bytes, as the document has them.
+/// Checks that the document has these bytes as a block of hex, 32 bytes per line.
 fn assert_documented(what: &str, bytes: &[u8]) {
     let lines = bytes.chunks(32).map(|line| {
         let digits = line.iter().map(|byte| format!("{byte:02x}"));
@@ -23,7 +23,7 @@ fn assert_documented(what: &str, bytes: &[u8]) {
     );
 }
 
-/// Bytes that count up.
+/// Returns bytes that count up.
 fn counting<const N: usize>(from: u8) -> [u8; N] {
     std::array::from_fn(|at| from + at as u8)
 }
@@ -53,7 +53,7 @@ fn region_descriptor() {
     assert_documented("region descriptor", &region.unwrap().encode());
 }
 
-/// The two sides of the test vector.
+/// Returns the two sides of the test vector.
 fn sides(client: Offer, server: Offer) -> (Client, Server) {
     let server_identity = Identity {
         name: Name::new("decode-0").unwrap(),

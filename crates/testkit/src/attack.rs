@@ -1,7 +1,7 @@
 //! A victim in this process, attackers on raw sockets, and an honest peer in a process of its own.
 //!
-//! An [`Insider`] has shaken hands and speaks frames. The victim keeps a receive posted that nothing
-//! matches: it fails with the reason for which the victim ends the connection.
+//! An [`Insider`] has completed the handshake and sends frames. The victim keeps a receive posted
+//! that nothing matches: it fails with the reason for which the victim ends the connection.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -19,9 +19,9 @@ use crate::raw::{Stranger, closed, dial, shout};
 use crate::story::GUARD;
 use crate::{Host, LocalMemory, RemoteProcess, Setup};
 
-/// Bytes that peers may touch, and bytes on either side of them that nobody may.
+/// Number of bytes that peers may access, and of the bytes on either side of them that nobody may.
 pub const GRANTED: usize = 64 << 10;
-/// Chunks that a peer may keep in flight on a lane of the victim.
+/// Maximum chunks that a peer may keep in flight on a lane of the victim.
 pub const WINDOW: usize = 16;
 /// The tag of the receive that no attacker may match.
 const WITNESS: u64 = 0x7769_746E_6573_7321;
@@ -33,7 +33,7 @@ pub struct Scene {
     /// Canary, granted bytes, canary: [`GRANTED`] bytes each.
     memory: Memory,
     granted: Region,
-    /// Where what the victim receives would land: canaries on either side, too.
+    /// The target of what the victim receives, with canaries on either side too.
     inbox: Memory,
     inbox_region: Region,
     bob: RemoteProcess,
@@ -54,7 +54,7 @@ impl Scene {
         Self::on(&Setup::lanes4_workers3())
     }
 
-    /// As [`Scene::new`], with other settings.
+    /// Does what [`Scene::new`] does, with other settings.
     ///
     /// # Panics
     /// When that fails.
@@ -85,7 +85,7 @@ impl Scene {
         scene
     }
 
-    /// The victim's connection info, which insiders have.
+    /// Returns the victim's connection info, which insiders have.
     ///
     /// # Panics
     /// Never: the engine made it.
@@ -94,7 +94,7 @@ impl Scene {
         ConnectionInfo::decode(&self.victim.session.connection_info()).expect("the victim's info")
     }
 
-    /// Connects to the victim without a word.
+    /// Connects to the victim without sending anything.
     #[must_use]
     pub fn dial(&self) -> TcpStream {
         let stream = dial(self.victim.session.addresses()[0]);
@@ -102,7 +102,7 @@ impl Scene {
         stream
     }
 
-    /// Somebody whom the victim has never seen.
+    /// Returns a client that the victim has never seen.
     pub fn stranger(&self) -> Stranger {
         let number = self.insiders.fetch_add(1, Ordering::Relaxed);
         let mut id = Stranger::MALLORY.id;
@@ -114,10 +114,10 @@ impl Scene {
         }
     }
 
-    /// Lets somebody in who has the victim's info, on one lane.
+    /// Completes the handshake on one lane for a client with the victim's info.
     ///
     /// # Panics
-    /// When the victim turns it away.
+    /// When the victim rejects it.
     #[must_use]
     pub fn insider(&self) -> Insider {
         let mut stream = self.dial();
@@ -126,7 +126,7 @@ impl Scene {
         self.accepted(vec![stream])
     }
 
-    /// Makes an insider of streams that have done their handshakes.
+    /// Creates an insider from streams that have completed their handshakes.
     ///
     /// # Panics
     /// When the victim does not accept them.
@@ -143,7 +143,7 @@ impl Scene {
         }
     }
 
-    /// The granted bytes.
+    /// Returns the granted bytes.
     ///
     /// # Panics
     /// Never: the engine made the descriptor.
@@ -152,13 +152,13 @@ impl Scene {
         Target::of(&self.granted.descriptor())
     }
 
-    /// The registration of the granted bytes.
+    /// Returns the registration of the granted bytes.
     #[must_use]
     pub fn region(&self) -> &Region {
         &self.granted
     }
 
-    /// The granted bytes as local memory of the victim.
+    /// Returns the granted bytes as local memory of the victim.
     #[must_use]
     pub fn local(&self) -> LocalMemory {
         LocalMemory {
@@ -167,20 +167,20 @@ impl Scene {
         }
     }
 
-    /// Fills all memory with what nobody writes.
+    /// Fills all memory with a pattern that nobody writes.
     pub fn poison(&self) {
         self.memory.fill(Content::Byte(LOCAL_POISON));
         self.inbox.fill(Content::Byte(LOCAL_POISON));
     }
 
-    /// Checks that nobody has written to any memory of the victim since [`Scene::poison`].
+    /// Checks that no memory of the victim was written since [`Scene::poison`].
     #[track_caller]
     pub fn unharmed(&self) {
         self.holds(&[]);
     }
 
-    /// Checks every byte: the granted ones hold `landed` (offset, length, content), all others are as
-    /// they were.
+    /// Checks every byte: the granted ones hold `landed` (offset, length, content), all others are
+    /// unchanged.
     ///
     /// # Panics
     /// When a byte is not as expected.
@@ -200,7 +200,7 @@ impl Scene {
         }
     }
 
-    /// Checks that the honest peer is served as if nothing had happened.
+    /// Checks that the honest peer is served as usual.
     #[track_caller]
     pub fn honest_peer_goes_on(&self) {
         let seed = self.insiders.load(Ordering::Relaxed);
@@ -228,7 +228,7 @@ impl Scene {
     }
 }
 
-/// Memory that a key opens.
+/// Memory that a key grants access to.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// Its key.
@@ -240,10 +240,10 @@ pub struct Target {
 }
 
 impl Target {
-    /// Takes a descriptor apart.
+    /// Decodes a descriptor.
     ///
     /// # Panics
-    /// When it is none.
+    /// When it is invalid.
     #[must_use]
     pub fn of(region: &RemoteRegion) -> Self {
         let descriptor = RegionDescriptor::decode(&region.to_bytes()).expect("a descriptor");
@@ -255,7 +255,7 @@ impl Target {
     }
 }
 
-/// Makes a table.
+/// Encodes a table.
 #[must_use]
 pub fn table(keys: &[RegionKey], entries: &[(u64, u32, u32)]) -> Vec<u8> {
     let mut bytes: Vec<u8> = keys.iter().flat_map(|key| key.0).collect();
@@ -270,7 +270,7 @@ pub fn table(keys: &[RegionKey], entries: &[(u64, u32, u32)]) -> Vec<u8> {
     bytes
 }
 
-/// Makes a frame of a kind with a table whose lengths add up, and no payload.
+/// Encodes a frame with a table whose lengths add up, and no payload.
 ///
 /// # Panics
 /// When there are more keys than a table can have.
@@ -289,7 +289,7 @@ pub fn ask(kind: Kind, id: (u64, u32), keys: &[RegionKey], entries: &[(u64, u32,
     bytes
 }
 
-/// Makes a frame without a table.
+/// Encodes a frame without a table.
 #[must_use]
 pub fn plain(kind: Kind, id: (u64, u32), payload: &[u8]) -> Vec<u8> {
     let header = Header {
@@ -303,11 +303,11 @@ pub fn plain(kind: Kind, id: (u64, u32), payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Somebody whom the victim has let in and who speaks frames as it likes.
+/// A client that has completed the handshake and sends arbitrary frames.
 pub struct Insider {
     /// Its lanes.
     pub lanes: Vec<TcpStream>,
-    /// What the victim knows it as.
+    /// The victim's handle of it.
     pub peer: Peer,
     witness: Transfer,
 }
@@ -321,16 +321,22 @@ impl Insider {
     /// Sends bytes on the first lane one by one.
     ///
     /// # Panics
-    /// When the victim does not take them.
+    /// When the victim does not accept them.
     pub fn send_slowly(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.lanes[0].write_all(&[*byte]).expect("taken");
         }
     }
 
-    /// Reads the next frame on the first lane.
+    /// Reads the next frame on the first lane, except pings: on a busy machine the victim may send
+    /// one at any moment.
     pub fn frame(&mut self) -> Frame {
-        self.frame_on(0)
+        loop {
+            let frame = self.frame_on(0);
+            if frame.header.kind != Kind::Ping {
+                return frame;
+            }
+        }
     }
 
     /// Reads the next frame on a lane.
@@ -354,8 +360,8 @@ impl Insider {
         }
     }
 
-    /// Returns the frames that the victim sends until it has dealt with everything before. The
-    /// connection goes on.
+    /// Returns the frames that the victim sends until it has processed everything before. The
+    /// connection continues.
     pub fn sync(&mut self) -> Vec<Frame> {
         self.send(&plain(Kind::Ping, (u64::MAX, 0), &[]));
         let mut before = Vec::new();
@@ -369,10 +375,10 @@ impl Insider {
         }
     }
 
-    /// Waits until the victim has ended the connection; returns why.
+    /// Waits until the victim has ended the connection; returns the error.
     ///
     /// # Panics
-    /// When it goes on.
+    /// When the connection continues.
     #[track_caller]
     pub fn ended(mut self) -> Error {
         let error = fails(&self.witness);
@@ -383,7 +389,7 @@ impl Insider {
     /// Checks that the victim has ended the connection for this reason.
     ///
     /// # Panics
-    /// When it goes on, or was ended for another.
+    /// When it continues, or was ended for another reason.
     #[track_caller]
     pub fn is_ended_for(self, reason: impl Into<Misbehaviour>) {
         let name = self.peer.name().to_owned();
@@ -407,7 +413,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// The chunk that it names.
+    /// Returns the chunk that it names.
     #[must_use]
     pub fn id(&self) -> (u64, u32) {
         (self.header.transfer, self.header.seq)

@@ -10,12 +10,12 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::remote::binary;
 
-/// A process that connects without end and says nothing. It is killed when this is dropped.
+/// A process that connects repeatedly and sends nothing. It is killed when this is dropped.
 #[derive(Debug)]
 pub struct Flooder(Child);
 
 impl Flooder {
-    /// Floods an address, with so many connections held at any time, on one core if that is given.
+    /// Floods an address, with `held` open connections at any time, on one core if given.
     ///
     /// # Panics
     /// When the process cannot be started.
@@ -24,7 +24,7 @@ impl Flooder {
         Self::start_by(Command::new(binary()), address, held, core)
     }
 
-    /// As [`Flooder::start`]; `command` ends with [`binary`].
+    /// Does what [`Flooder::start`] does; `command` ends with [`binary`].
     ///
     /// # Panics
     /// When the process cannot be started.
@@ -49,7 +49,7 @@ impl Drop for Flooder {
     }
 }
 
-/// The inside of such a process; never returns.
+/// The main function of the flooding process; never returns.
 ///
 /// # Panics
 /// When the arguments are wrong.
@@ -63,7 +63,7 @@ pub fn flood(mut arguments: impl Iterator<Item = String>) -> ! {
         let mut cores = CpuSet::new();
         cores.set(core);
         sched_setaffinity(None, &cores).expect("that core");
-        // Where the scheduler shares cores among sessions of processes, the flood has its own share.
+        // On schedulers that share cores among sessions of processes, the flood gets its own share.
         let _ = rustix::process::setsid();
     }
     let mut open: VecDeque<OwnedFd> = VecDeque::new();
@@ -71,7 +71,7 @@ pub fn flood(mut arguments: impl Iterator<Item = String>) -> ! {
         if open.len() >= held.max(1) {
             open.pop_front();
         }
-        // Where ports or descriptors run out there is nothing to do but to go on.
+        // If ports or descriptors run out, the flood continues.
         if let Ok(socket) = dial(address) {
             open.push_back(socket);
         } else {
@@ -80,7 +80,7 @@ pub fn flood(mut arguments: impl Iterator<Item = String>) -> ! {
     }
 }
 
-/// Begins to connect. What is closed later is closed by a reset, which leaves the port free.
+/// Begins to connect. Connections are closed by a reset, which frees the port.
 fn dial(address: SocketAddr) -> rustix::io::Result<OwnedFd> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,

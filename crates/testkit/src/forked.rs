@@ -1,5 +1,5 @@
-//! Forked children of a test's second process: what they may not do with what they inherit, and
-//! what they do on their own.
+//! Forked children of a test's second process: calls on inherited objects that must fail, and
+//! sessions of their own.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -10,27 +10,27 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use tcpx::{
-    Buffer, Config, Error, Op, Peer, Region, RemoteRegion, Segment, Session, Transfer,
+    Buffer, Config, Error, Events, Op, Peer, Region, RemoteRegion, Segment, Session, Transfer,
     TransferState,
 };
 
 use crate::story::REMOTE_GUARD;
 
-/// Seconds after which a child ends by itself, should its test be killed.
+/// Seconds after which a child ends by itself, if its test is killed.
 const LIFE: u32 = 300;
 
 /// The byte that children write into memory of their parent.
 pub const MARK: u8 = 0xC5;
 
-/// Forks. The child runs `body` and says what came of it; it lives on, however that ended, until it
-/// is killed. Returns the child's number and its words.
+/// Forks. The child runs `body` and reports its result; it lives on until it is killed. Returns the
+/// child's process id and its report.
 ///
 /// # Panics
 /// When the process cannot fork.
 pub fn fork(body: impl FnOnce() -> Result<(), String>) -> (u32, Result<(), String>) {
     let (words, answer) = std::io::pipe().expect("a pipe");
-    // SAFETY: the child waits for no lock of another thread, which is what `body` is about, and
-    // memory can be allocated after a fork.
+    // SAFETY: the child waits for no lock of another thread, which `body` tests, and memory can be
+    // allocated after a fork.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "cannot fork");
     if child == 0 {
@@ -58,12 +58,12 @@ pub fn fork(body: impl FnOnce() -> Result<(), String>) -> (u32, Result<(), Strin
 pub fn end(child: u32) {
     let child = i32::try_from(child).ok().and_then(Pid::from_raw);
     let child = child.expect("a child has a number");
-    // It may have ended.
+    // It may have ended already.
     let _ = kill_process(child, Signal::KILL);
     let _ = waitpid(Some(child), WaitOptions::empty());
 }
 
-/// Reads a child's words to their end; an empty text means that all was well.
+/// Reads a child's report to its end; an empty text means success.
 fn hear(mut words: File) -> Result<(), String> {
     let mut said = Vec::new();
     loop {
@@ -85,7 +85,7 @@ fn hear(mut words: File) -> Result<(), String> {
     }
 }
 
-/// Gives up the pipes to the test, which must see its own process end.
+/// Closes the pipes to the test, which must see its own process end.
 fn leave_the_test_alone() {
     // SAFETY: sets a timer of this process, whose signal ends it.
     unsafe { libc::alarm(LIFE) };
@@ -97,16 +97,17 @@ fn leave_the_test_alone() {
     }
 }
 
-/// Everything that a process may hold of a session.
+/// Every kind of object that a process may hold of a session.
 pub(crate) struct Inherited<'a> {
     pub(crate) session: &'a Session,
     pub(crate) peers: &'a [Peer],
     pub(crate) regions: Vec<&'a Region>,
     pub(crate) transfers: Vec<&'a Transfer>,
+    pub(crate) events: &'a Events,
 }
 
 impl Inherited<'_> {
-    /// Makes every call, each of which must say at once that it is made in the wrong process.
+    /// Makes every call, each of which must fail at once because it is made in the wrong process.
     pub(crate) fn refuses_everything(&self) -> Result<(), String> {
         let (session, second) = (self.session, Duration::from_secs(1));
         let own = session.own_peer();
@@ -119,6 +120,8 @@ impl Inherited<'_> {
         refused("prepare", session.prepare(Op::Read, &own, []))?;
         refused("notify", session.notify(&own, b"never"))?;
         refused("wait_notification", session.wait_notification(second))?;
+        refused("subscribe", session.subscribe(self.events))?;
+        refused("take", self.events.take(1))?;
         nothing("peer", session.peer(session.name()).is_none())?;
         nothing("peers", session.peers().is_empty())?;
         nothing("notifications", session.notifications().is_empty())?;
@@ -141,6 +144,7 @@ impl Inherited<'_> {
             refused("post", transfer.post())?;
             refused("post", transfer.post_with_notification(b"never"))?;
             refused("wait", transfer.wait(second))?;
+            refused("arm", transfer.arm(self.events, 0))?;
             nothing("poll", transfer.poll() == TransferState::Failed)?;
             let error = transfer.error().map_or(Ok(()), Err);
             refused("error", error)?;
@@ -153,7 +157,8 @@ impl Inherited<'_> {
     }
 }
 
-/// Makes a session and writes [`MARK`] over `target` of the parent's session, with a notification.
+/// Creates a session and writes [`MARK`] over `target` of the parent's session, with a
+/// notification.
 pub(crate) fn write_to(parent: &[u8], target: &RemoteRegion, config: Config) -> Result<(), Error> {
     let session = Session::new(config)?;
     let peer = session.add_peer(parent)?;

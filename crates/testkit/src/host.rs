@@ -1,9 +1,12 @@
-//! This process's side of a story.
+//! The session of a story in this process.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use tcpx::stats::TransferKind;
 use tcpx::{Op, Peer, Region, RemoteRegion, Segment, Session, Transfer};
 
+use crate::ledger::{self, Figures, Ledger, Tracked};
 use crate::memory::Memory;
 use crate::pattern::{Content, Expected, LOCAL_POISON};
 use crate::protocol::Copy;
@@ -16,6 +19,20 @@ use crate::story::{GUARD, wait_until};
 pub struct Host {
     /// The session.
     pub session: Session,
+    /// The requests made of it.
+    pub ledger: Arc<Ledger>,
+    /// Counts the clones.
+    clones: Arc<()>,
+}
+
+/// Compares the requests with the session's statistics, when the last handle is dropped.
+impl Drop for Host {
+    fn drop(&mut self) {
+        let is_last = Arc::strong_count(&self.clones) == 1;
+        if is_last && !std::thread::panicking() {
+            self.ledger.verify(&self.session.stats());
+        }
+    }
 }
 
 impl Host {
@@ -28,10 +45,12 @@ impl Host {
         let session = Session::new(setup.config(name));
         Self {
             session: session.unwrap_or_else(|e| panic!("session {name}: {e}")),
+            ledger: Arc::default(),
+            clones: Arc::default(),
         }
     }
 
-    /// Learns of another process's session.
+    /// Adds the session of another process as a peer.
     ///
     /// # Panics
     /// When its info is not accepted.
@@ -39,7 +58,7 @@ impl Host {
         self.session.add_peer(&process.info()).expect("valid info")
     }
 
-    /// Both sides learn of each other.
+    /// Adds both sessions to each other as peers.
     pub fn meets(&self, process: &RemoteProcess) -> Peer {
         process.knows(self);
         self.knows(process)
@@ -56,7 +75,7 @@ impl Host {
         LocalMemory { memory, region }
     }
 
-    /// Maps and registers memory that can be taken away, see [`Memory::allow`].
+    /// Maps and registers memory that can be unmapped, see [`Memory::allow`].
     ///
     /// # Panics
     /// When that fails.
@@ -67,7 +86,7 @@ impl Host {
         LocalMemory { memory, region }
     }
 
-    /// Plans a transfer.
+    /// Prepares a transfer.
     ///
     /// # Panics
     /// When that fails.
@@ -79,11 +98,11 @@ impl Host {
         local: &LocalMemory,
         remote: &RemoteMemory,
         copies: &[Copy],
-    ) -> Transfer {
+    ) -> Tracked {
         self.transfer_to(op, peer, local, &remote.descriptor, copies)
     }
 
-    /// Plans a transfer to any region.
+    /// Prepares a transfer to any region.
     ///
     /// # Panics
     /// When that fails.
@@ -95,17 +114,22 @@ impl Host {
         local: &LocalMemory,
         remote: &RemoteRegion,
         copies: &[Copy],
-    ) -> Transfer {
+    ) -> Tracked {
         let segments = copies.iter().map(|copy| Segment {
             local: local.region.at(copy.local),
             remote: remote.at(copy.remote),
             len: copy.len,
         });
         let transfer = self.session.prepare(op, peer, segments);
-        transfer.unwrap_or_else(|e| panic!("{op:?} cannot be prepared: {e}"))
+        let transfer = transfer.unwrap_or_else(|e| panic!("{op:?} cannot be prepared: {e}"));
+        let kind = match op {
+            Op::Read => TransferKind::Read,
+            Op::Write => TransferKind::Write,
+        };
+        Tracked::new(transfer, kind, &self.ledger)
     }
 
-    /// Plans a transfer that goes over the same bytes so often that it ends only by interference.
+    /// Prepares a transfer over the same bytes, so often that it ends only by interference.
     #[must_use]
     pub fn endless(
         &self,
@@ -113,14 +137,14 @@ impl Host {
         peer: &Peer,
         local: &LocalMemory,
         remote: &RemoteRegion,
-    ) -> Transfer {
+    ) -> Tracked {
         let len = local.memory.len().min(remote.len());
         let bytes = Setup::ENDLESS_CHUNKS * self.session.config().chunk_bytes();
         let copies = vec![Copy::new(0, 0, len); bytes.div_ceil(len)];
         self.transfer_to(op, peer, local, remote, &copies)
     }
 
-    /// Makes one transfer and waits for its end.
+    /// Performs one transfer and waits for its end.
     ///
     /// # Panics
     /// When it fails.
@@ -156,9 +180,21 @@ impl Host {
             Expected::untouched(LOCAL_POISON).with(3..LEN - 97, Content::pattern(seed).skip(11));
         here.check(&back);
         process.deregister(&there);
+        self.verify_figures(process);
     }
 
-    /// The next notification.
+    /// Checks that both sides have counted the requested transfers, and the same bytes between
+    /// them, unless something is in flight.
+    #[track_caller]
+    pub fn verify_figures(&self, process: &RemoteProcess) {
+        self.ledger.verify(&self.session.stats());
+        let names = [self.session.name(), process.name()];
+        ledger::verify_agreement(names, || {
+            [Figures::of(&self.session.stats()), process.figures()]
+        });
+    }
+
+    /// Returns the next notification.
     ///
     /// # Panics
     /// When none comes.
@@ -168,7 +204,7 @@ impl Host {
             .expect("a notification")
     }
 
-    /// The next `count` notifications.
+    /// Returns the next `count` notifications.
     #[must_use]
     pub fn next_notifications(&self, count: usize) -> Vec<tcpx::Notification> {
         let mut all = Vec::new();
@@ -190,7 +226,7 @@ pub struct LocalMemory {
 }
 
 impl LocalMemory {
-    /// Fills all of it with what nobody writes.
+    /// Fills all of it with a pattern that nobody writes.
     pub fn poison(&self) {
         self.memory.fill(Content::Byte(LOCAL_POISON));
     }
@@ -206,17 +242,17 @@ impl LocalMemory {
         }
     }
 
-    /// Checks that nobody has written to it since [`LocalMemory::poison`].
+    /// Checks that it was not written since [`LocalMemory::poison`].
     #[track_caller]
     pub fn check_untouched(&self) {
         self.check(&Expected::untouched(LOCAL_POISON));
     }
 }
 
-/// Waits for the end of a transfer, which must be a good one.
+/// Waits for a transfer, which must succeed.
 ///
 /// # Panics
-/// When it is not.
+/// When it does not.
 #[track_caller]
 pub fn done(transfer: &Transfer) {
     if let Err(error) = transfer.wait(GUARD) {
@@ -224,10 +260,10 @@ pub fn done(transfer: &Transfer) {
     }
 }
 
-/// Waits for the end of a transfer, which must fail, and returns why.
+/// Waits for a transfer, which must fail, and returns its error.
 ///
 /// # Panics
-/// When it succeeds or goes on.
+/// When it succeeds or does not end.
 #[track_caller]
 pub fn fails(transfer: &Transfer) -> tcpx::Error {
     let error = transfer.wait(GUARD).expect_err("it was to fail");
@@ -238,7 +274,7 @@ pub fn fails(transfer: &Transfer) -> tcpx::Error {
     error
 }
 
-/// Returns the addresses that were tried, of an error that says that a peer cannot be reached.
+/// Returns the addresses tried, from an error about an unreachable peer.
 ///
 /// # Panics
 /// When it is another error, or names no address.
@@ -250,7 +286,7 @@ pub fn attempts(error: tcpx::Error) -> Vec<tcpx::Attempt> {
     }
 }
 
-/// The error of everything that was in flight on the connection to a peer.
+/// Returns the error of everything that was in flight on the connection to a peer.
 #[must_use]
 pub fn lost(peer: &str, cause: tcpx::LostCause) -> tcpx::Error {
     tcpx::Error::PeerLost {
@@ -259,7 +295,7 @@ pub fn lost(peer: &str, cause: tcpx::LostCause) -> tcpx::Error {
     }
 }
 
-/// Bytes that were moved between this process and a peer, in whatever direction and way.
+/// Returns the bytes moved between this process and a peer, in any direction and on any path.
 fn moved(peer: &Peer) -> u64 {
     let lanes = peer.lanes().into_iter();
     let sent: u64 = lanes.map(|l| l.bytes_sent + l.bytes_received).sum();
@@ -272,7 +308,7 @@ pub fn wait_for_traffic(peer: &Peer) {
     wait_until("bytes move", || moved(peer) > before + (256 << 10));
 }
 
-/// Waits until no byte has moved on a peer's lanes for a moment: what was on its way has arrived.
+/// Waits until no byte has moved on a peer's lanes for a moment: everything in flight has arrived.
 pub fn wait_for_silence(peer: &Peer) {
     let mut before = (moved(peer), std::time::Instant::now());
     wait_until("the lanes are silent", || {

@@ -1,4 +1,4 @@
-//! Memory that a test takes away while it is registered.
+//! Memory that a test unmaps or protects while it is registered.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,21 +6,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 use serde::{Deserialize, Serialize};
 
-/// What may be done with memory.
+/// The allowed access to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Access {
-    /// Nothing: there is no memory.
+    /// The memory is unmapped.
     Unmapped,
-    /// Nothing.
+    /// No access.
     None,
-    /// Reading.
+    /// Read only.
     Read,
-    /// Reading and writing.
+    /// Read and write.
     All,
 }
 
-/// Mappings begin here, each a gibibyte after the one before: far from where the kernel puts
-/// others, so that nothing takes the place of what is unmapped.
+/// Address of the next mapping. Mappings are a gibibyte apart and far from those of the kernel, so
+/// that nothing takes the place of unmapped memory.
 static NEXT: AtomicUsize = AtomicUsize::new(0x10_0000_0000);
 const STEP: usize = 1 << 30;
 
@@ -48,7 +48,7 @@ impl Mapping {
     fn map(&self, offset: usize, len: usize) {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         let at = self.at(offset, len);
-        // SAFETY: nothing else is there: the flag makes the kernel refuse that.
+        // SAFETY: the flag makes the kernel refuse addresses in use.
         let mapped =
             unsafe { mmap_anonymous(at, len, protection, flags | MapFlags::FIXED_NOREPLACE) };
         assert_eq!(mapped.expect("free addresses"), at);
@@ -61,11 +61,11 @@ impl Mapping {
             Access::Read => MprotectFlags::READ,
             Access::All => MprotectFlags::READ | MprotectFlags::WRITE,
         };
-        // SAFETY: pages of this mapping, which nobody borrows: all access goes by copies.
+        // SAFETY: pages of this mapping, which nothing borrows: all access goes by copies.
         unsafe {
             match access {
                 Access::Unmapped => munmap(at, len).expect("mapped until now"),
-                // Pages that are not there cannot be protected: they come back empty.
+                // Unmapped pages cannot be protected: they are mapped again, zeroed.
                 _ if mprotect(at, len, flags).is_err() => {
                     munmap(at, len).expect("a range of ours");
                     self.map(offset, len);
@@ -78,7 +78,7 @@ impl Mapping {
 
     pub(crate) fn read(&self, offset: usize, out: &mut [u8]) {
         let at = self.at(offset, out.len()).cast::<u8>();
-        // SAFETY: inside the mapping; a test looks only at what it allows.
+        // SAFETY: inside the mapping; a test reads only what it allows.
         unsafe { std::ptr::copy(at, out.as_mut_ptr(), out.len()) };
     }
 
@@ -91,7 +91,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: nobody uses it any more; what is no longer there does no harm.
+        // SAFETY: nothing uses it any more; unmapping unmapped pages is harmless.
         let _ = unsafe { munmap(self.at(0, self.len), self.len) };
     }
 }

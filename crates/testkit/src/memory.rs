@@ -1,4 +1,4 @@
-//! Memory whose bytes are known.
+//! Memory with known bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,15 +9,15 @@ use tcpx::{Buffer, Error, MemoryKind, Region, Session};
 use crate::mapping::{Access, Mapping};
 use crate::pattern::{Content, Expected, Mismatch};
 
-/// How much is generated and compared at a time: it stays in the cache.
+/// Number of bytes generated and compared at a time: they stay in the cache.
 const BLOCK: usize = 64 << 10;
 
-/// Where the memory of all tests lies: `host` or `vram:N`; of several, separated by commas, each allocation takes the next.
-/// Host memory if it is not set.
+/// Variable with the place of the memory of all tests: `host` or `vram:N`; with several, separated
+/// by commas, allocations take turns. The default is host memory.
 pub const PLACES: &str = "TCPX_TEST_MEMORY";
 
-/// A buffer that can be filled with contents and compared with them. Both are copies, so that a transfer may be
-/// using the memory meanwhile.
+/// A buffer that can be filled with contents and compared with them. Both are copies, so that a
+/// transfer may use the memory meanwhile.
 #[derive(Clone, Debug)]
 pub struct Memory {
     buffer: Place,
@@ -55,7 +55,7 @@ impl Memory {
         }
     }
 
-    /// Maps `len` zeroed bytes of host memory that can be taken away, see [`Memory::allow`].
+    /// Maps `len` zeroed bytes of host memory that can be unmapped, see [`Memory::allow`].
     #[must_use]
     pub fn mapped(len: usize) -> Self {
         Self {
@@ -63,8 +63,8 @@ impl Memory {
         }
     }
 
-    /// Changes what may be done with a range of whole pages of memory from [`Memory::mapped`]. Its
-    /// bytes are lost with [`Access::Unmapped`].
+    /// Changes the allowed access to a range of whole pages of memory from [`Memory::mapped`].
+    /// [`Access::Unmapped`] discards its bytes.
     ///
     /// # Panics
     /// When it is other memory, or the range is not inside.
@@ -75,7 +75,7 @@ impl Memory {
         mapping.allow(access, offset, len);
     }
 
-    /// Bytes in it.
+    /// Returns the length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "it never is")]
     pub fn len(&self) -> usize {
@@ -126,8 +126,8 @@ impl Memory {
     pub fn check(&self, expected: &Expected) -> Result<(), Mismatch> {
         let mut found = vec![0; BLOCK.min(self.len())];
         let mut wanted = found.clone();
-        // Read in blocks, whatever the extents are: with thousands of them, a copy from a device for
-        // each would take longer than the transfer.
+        // Reads in blocks, whatever the extents are: with thousands of extents, a copy from a
+        // device for each would take longer than the transfer.
         let mut block = 0..0;
         for extent in expected.cover(self.len()) {
             let (mut at, end) = (extent.offset, extent.offset + extent.len);
@@ -155,7 +155,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies out of it.
+    /// Copies bytes out of it.
     #[must_use]
     pub fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
@@ -163,7 +163,7 @@ impl Memory {
         out
     }
 
-    /// Copies into it.
+    /// Copies bytes into it.
     pub fn set_bytes(&self, offset: usize, bytes: &[u8]) {
         match &self.buffer {
             Place::Host(buffer) => buffer.write(offset, bytes),
@@ -183,7 +183,7 @@ impl Memory {
         }
     }
 
-    /// Registers a part of it, at whatever alignment.
+    /// Registers a part of it, at any alignment.
     ///
     /// # Errors
     /// As [`Session::register_raw`].
@@ -201,10 +201,11 @@ impl Memory {
             "{len} bytes at {offset} of {}",
             self.len()
         );
-        // The registration does not keep the buffer alive: this does, for ever.
+        // The registration does not keep the buffer alive: a leaked clone does.
         std::mem::forget(self.buffer.clone());
         let address = (self.address() + offset) as *mut u8;
-        // SAFETY: the range is inside the buffer, which is never freed because of the clone that was forgotten above.
+        // SAFETY: the range is inside the buffer, which is never freed because of the leaked clone
+        // above.
         unsafe { session.register_raw(address, len, MemoryKind::Host) }
     }
 }

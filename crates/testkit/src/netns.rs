@@ -1,6 +1,7 @@
-//! Two machines in one: network namespaces with cables between them.
+//! Simulates two machines: network namespaces with cables between them.
 
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use crate::story::{skipped, wait_until};
 
 const PREFIX: &str = "tcpx-test";
 
-/// Which addresses the ends of the cables have.
+/// The address family of the cables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// 10.201.0.0/16
@@ -28,8 +29,8 @@ pub enum Machine {
     Right,
 }
 
-/// Two network namespaces joined by cables: `cable0`, `cable1` and so on, each a network of its own.
-/// They are gone when this is dropped.
+/// Two network namespaces joined by cables: `cable0`, `cable1` and so on, each a network of its
+/// own. They are removed when this is dropped.
 #[derive(Debug)]
 pub struct TwoMachines {
     left: String,
@@ -39,14 +40,14 @@ pub struct TwoMachines {
 }
 
 impl TwoMachines {
-    /// Builds them with so many cables; `None`, with a message, where that is not possible.
+    /// Builds them with `cables` cables; returns `None`, with a message, if that is not possible.
     #[must_use]
     pub fn build(family: Family, cables: usize) -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         remove_leftovers();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = |side| format!("{PREFIX}-{}-{number}-{side}", std::process::id());
-        // From here on dropping it cleans up, whatever was made.
+        // From here on dropping it cleans up.
         let machines = Self {
             left: name("l"),
             right: name("r"),
@@ -82,7 +83,7 @@ impl TwoMachines {
                 };
                 let mut add = vec!["-n", ns, "address", "add", &with_prefix, "dev", &name];
                 if self.family == Family::V6 {
-                    // Usable at once, without asking whether somebody else has it.
+                    // Usable at once, without duplicate address detection.
                     add.push("nodad");
                 }
                 ip(&add)?;
@@ -95,7 +96,7 @@ impl TwoMachines {
         Ok(())
     }
 
-    /// The kernel reports a carrier a little later than it has one.
+    /// Waits for the carrier, which the kernel reports with a delay.
     fn wait_for_carrier(&self, cable: usize) {
         let name = format!("cable{cable}");
         for machine in [&self.left, &self.right] {
@@ -110,7 +111,7 @@ impl TwoMachines {
         }
     }
 
-    /// The address of a machine on a cable.
+    /// Returns the address of a machine on a cable.
     #[must_use]
     pub fn address(&self, machine: Machine, cable: usize) -> IpAddr {
         let host = match machine {
@@ -124,7 +125,8 @@ impl TwoMachines {
         text.parse().expect("an address")
     }
 
-    /// Delays what leaves either machine by so long; false, with a message, where that is not possible.
+    /// Delays packets that leave either machine; returns false, with a message, if that is not
+    /// possible.
     #[must_use]
     pub fn delay(&self, one_way: Duration) -> bool {
         let delay = format!("{}us", one_way.as_micros());
@@ -162,7 +164,7 @@ impl TwoMachines {
         command
     }
 
-    /// Starts a process on a machine, with these variables in its environment; it has no session yet.
+    /// Starts a process on a machine, with these environment variables; it has no session yet.
     #[must_use]
     pub fn spawn(&self, machine: Machine, name: &str, variables: &[(&str, &str)]) -> RemoteProcess {
         let mut command = Command::new("ip");
@@ -183,7 +185,7 @@ impl TwoMachines {
         ip(&["-n", &self.left, "link", "set", &name, "down"]).expect("the cable can be cut");
     }
 
-    /// Plugs it in again.
+    /// Plugs it back in.
     ///
     /// # Panics
     /// When that fails.
@@ -192,7 +194,7 @@ impl TwoMachines {
         ip(&["-n", &self.left, "link", "set", &name, "up"]).expect("the cable can be mended");
         self.wait_for_carrier(cable);
         if self.family == Family::V6 {
-            // IPv6 addresses go when their interface does.
+            // IPv6 addresses are removed with their interface's link.
             let address = format!("{}/64", self.address(Machine::Left, cable));
             let _ = ip(&[
                 "-n", &self.left, "address", "add", &address, "dev", &name, "nodad",
@@ -200,7 +202,7 @@ impl TwoMachines {
         }
     }
 
-    /// Limits a cable to so much, such as `1gbit`, in both directions.
+    /// Limits the rate of a cable, such as `1gbit`, in both directions.
     ///
     /// # Panics
     /// When that fails.
@@ -223,7 +225,8 @@ impl TwoMachines {
             .expect("streams can be reset");
     }
 
-    /// Ends the TCP stream of a machine whose left end has this port, as a reset by the network does.
+    /// Ends the TCP stream of a machine whose left end has this port, as a reset by the network
+    /// does.
     ///
     /// # Panics
     /// When that fails.
@@ -237,7 +240,7 @@ impl TwoMachines {
         self.exec(machine, &command).expect("a stream can be reset");
     }
 
-    /// Removes or gives back the address of a machine on a cable.
+    /// Removes or restores the address of a machine on a cable.
     ///
     /// # Panics
     /// When that fails.
@@ -257,8 +260,48 @@ impl TwoMachines {
         ip(&arguments).expect("the address can be changed");
     }
 
-    /// Drops what leaves a machine and matches the rule, such as `tcp sport 7000`, until
-    /// [`TwoMachines::let_through`]. False, with a message, where that is not possible.
+    /// Loads a chain of packet filters on a machine, such as `type filter hook input priority 0;`,
+    /// replacing the previous one. Returns false, with a message, if that is not possible.
+    #[must_use]
+    pub fn filter(&self, machine: Machine, chain: &str, rules: &[&str]) -> bool {
+        let _ = self.exec(machine, &["nft", "delete table ip tcpxfilter"]);
+        let rules = rules.join("\n");
+        let table = format!("table ip tcpxfilter {{\nchain it {{\n{chain}\n{rules}\n}}\n}}\n");
+        match self.exec(machine, &["nft", &table]) {
+            Ok(_) => true,
+            Err(why) => {
+                skipped(&format!("packets cannot be filtered here: {why}"));
+                false
+            }
+        }
+    }
+
+    /// Sets `/etc/hosts` for processes started on a machine from now on, and uses no name server.
+    /// Processes started after the first call see later changes.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn set_hosts(&self, machine: Machine, hosts: &str) {
+        let folder = etc(self.name(machine));
+        std::fs::create_dir_all(&folder).expect("a folder below /etc/netns");
+        // Written in place: processes have the files mounted.
+        for (file, text) in [("hosts", hosts), ("resolv.conf", "nameserver 127.0.0.1\n")] {
+            std::fs::write(folder.join(file), text).expect("a file below /etc/netns");
+        }
+    }
+
+    /// Runs `ip` with these arguments, separated by spaces, on a machine.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn ip(&self, machine: Machine, arguments: &str) {
+        let arguments: Vec<_> = arguments.split(' ').collect();
+        ip(&[&["-n", self.name(machine)], &arguments[..]].concat())
+            .expect("the machine can be changed");
+    }
+
+    /// Drops packets that leave a machine and match the rule, such as `tcp sport 7000`, until
+    /// [`TwoMachines::let_through`]. Returns false, with a message, if that is not possible.
     #[must_use]
     pub fn swallow(&self, machine: Machine, rule: &str) -> bool {
         let table = format!(
@@ -279,7 +322,10 @@ impl TwoMachines {
     }
 
     /// Runs a program on a machine and returns its output.
-    fn exec(&self, machine: Machine, command: &[&str]) -> Result<String, String> {
+    ///
+    /// # Errors
+    /// Its output when it fails.
+    pub fn exec(&self, machine: Machine, command: &[&str]) -> Result<String, String> {
         ip(&[&["netns", "exec", self.name(machine)], command].concat())
     }
 
@@ -294,13 +340,14 @@ impl TwoMachines {
 impl Drop for TwoMachines {
     fn drop(&mut self) {
         for name in [&self.left, &self.right] {
-            // The cables go with them.
+            // The cables are removed with them.
             let _ = ip(&["netns", "delete", name]);
+            let _ = std::fs::remove_dir_all(etc(name));
         }
     }
 }
 
-/// Removes the namespaces of tests that were killed.
+/// Removes the namespaces of killed tests.
 fn remove_leftovers() {
     let Ok(list) = ip(&["netns", "list"]) else {
         return;
@@ -314,8 +361,14 @@ fn remove_leftovers() {
             && !std::path::Path::new(&format!("/proc/{pid}")).exists()
         {
             let _ = ip(&["netns", "delete", name]);
+            let _ = std::fs::remove_dir_all(etc(name));
         }
     }
+}
+
+/// Returns the folder whose files `ip netns exec` mounts over those in `/etc`.
+fn etc(name: &str) -> PathBuf {
+    Path::new("/etc/netns").join(name)
 }
 
 fn ip(arguments: &[&str]) -> Result<String, String> {

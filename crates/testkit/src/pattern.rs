@@ -1,23 +1,23 @@
-//! Bytes that depend on a seed and on where they are, so that a block that was lost, doubled or put in
-//! the wrong place is noticed.
+//! Bytes that depend on a seed and their position, so that a lost, repeated or misplaced block is
+//! detected.
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// Fills the side that is read from or written to before a test: everything that nobody wrote stays this.
+/// Fills the initiator's side before a test: bytes that nobody wrote keep this value.
 pub const LOCAL_POISON: u8 = 0xA5;
-/// The same for the other side; different, so that poison that travelled shows too.
+/// Fills the other side; different, so that transferred poison is detected too.
 pub const REMOTE_POISON: u8 = 0x5A;
 
-/// What a range of memory holds.
+/// The content of a range of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Content {
     /// Byte `i` of the range is byte `at + i` of the pattern of `seed`.
     Pattern {
-        /// Which pattern.
+        /// The seed of the pattern.
         seed: u64,
-        /// Where in the pattern the range begins.
+        /// The position in the pattern at which the range begins.
         at: u64,
     },
     /// All bytes are the same.
@@ -25,13 +25,13 @@ pub enum Content {
 }
 
 impl Content {
-    /// The pattern of `seed` from its start.
+    /// Returns the pattern of `seed` from its start.
     #[must_use]
     pub fn pattern(seed: u64) -> Self {
         Self::Pattern { seed, at: 0 }
     }
 
-    /// The same content from `bytes` further on.
+    /// Returns the same content, starting `bytes` later.
     #[must_use]
     pub fn skip(self, bytes: usize) -> Self {
         match self {
@@ -54,7 +54,7 @@ impl Content {
                     *byte = pattern_byte(seed, at + i as u64);
                 }
                 let mut word = (at + lead as u64) / 8;
-                // Arrays and not slices: six times faster in a build with few optimisations.
+                // Arrays instead of slices: six times faster in a build with few optimisations.
                 let (words, tail) = rest.as_chunks_mut();
                 for bytes in words {
                     *bytes = pattern_word(seed, word).to_le_bytes();
@@ -67,7 +67,7 @@ impl Content {
         }
     }
 
-    /// The first `len` bytes of this content.
+    /// Returns the first `len` bytes of this content.
     #[must_use]
     pub fn to_vec(self, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
@@ -80,7 +80,7 @@ fn pattern_byte(seed: u64, at: u64) -> u8 {
     pattern_word(seed, at / 8).to_le_bytes()[(at % 8) as usize]
 }
 
-/// Cheap, and different in every byte for neighbouring words and seeds.
+/// Computes one word: cheap, and different in every byte for neighbouring words and seeds.
 #[inline]
 fn pattern_word(seed: u64, index: u64) -> u64 {
     let x = (index ^ seed.wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
@@ -90,24 +90,24 @@ fn pattern_word(seed: u64, index: u64) -> u64 {
 /// A range with a content of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
-    /// Where it begins.
+    /// The start of the range.
     pub offset: usize,
-    /// Bytes in it.
+    /// The length of the range.
     pub len: usize,
-    /// What it holds.
+    /// The content of the range.
     pub content: Content,
 }
 
-/// What all of a piece of memory should hold.
+/// The expected content of a whole piece of memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Expected {
-    /// Everything that is in no extent.
+    /// The content outside of all extents.
     rest: Content,
     extents: Vec<Extent>,
 }
 
 impl Expected {
-    /// The same content everywhere, counted from the start of the memory.
+    /// Expects the same content everywhere, counted from the start of the memory.
     #[must_use]
     pub fn only(content: Content) -> Self {
         Self {
@@ -116,20 +116,20 @@ impl Expected {
         }
     }
 
-    /// One byte everywhere.
+    /// Expects one byte everywhere.
     #[must_use]
     pub fn untouched(poison: u8) -> Self {
         Self::only(Content::Byte(poison))
     }
 
-    /// Another content in a range; ranges must not overlap.
+    /// Adds another content in a range; ranges must not overlap.
     #[must_use]
     pub fn with(mut self, range: Range<usize>, content: Content) -> Self {
         self.put(range.start, range.len(), content);
         self
     }
 
-    /// As [`Expected::with`], in place.
+    /// Does what [`Expected::with`] does, in place.
     pub fn put(&mut self, offset: usize, len: usize, content: Content) {
         if len > 0 {
             self.extents.push(Extent {
@@ -140,7 +140,7 @@ impl Expected {
         }
     }
 
-    /// The contents of `len` bytes of memory, in order and without gaps.
+    /// Returns the contents of `len` bytes of memory, in order and without gaps.
     ///
     /// # Panics
     /// When the extents overlap or do not fit.
@@ -172,16 +172,16 @@ impl Expected {
     }
 }
 
-/// The first byte that is not what it should be.
+/// The first wrong byte.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mismatch {
-    /// Where it is.
+    /// Its offset.
     pub offset: usize,
-    /// What is there from that byte on.
+    /// The bytes found from there on.
     pub found: Vec<u8>,
-    /// What should be there.
+    /// The expected bytes.
     pub wanted: Vec<u8>,
-    /// The extent that it is part of.
+    /// The extent that contains it.
     pub extent: Extent,
 }
 
@@ -195,18 +195,18 @@ impl std::fmt::Display for Mismatch {
     }
 }
 
-/// A small fast generator for tests that want variety and the same every time.
+/// A small fast reproducible random generator.
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
 
 impl Dice {
-    /// A sequence of its own for each seed.
+    /// Creates a different sequence for each seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x1234_5678_9ABC_DEF0)
     }
 
-    /// The next number below `bound`, which must not be 0.
+    /// Returns the next number below `bound`, which must not be 0.
     pub fn below(&mut self, bound: usize) -> usize {
         // splitmix64
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -216,12 +216,12 @@ impl Dice {
         ((z ^ (z >> 31)) % bound as u64) as usize
     }
 
-    /// The next number of a range.
+    /// Returns the next number of a range.
     pub fn within(&mut self, range: Range<usize>) -> usize {
         range.start + self.below(range.len())
     }
 
-    /// Puts a slice into another order.
+    /// Shuffles a slice.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.below(i + 1));

@@ -1,10 +1,11 @@
-//! What a test and its second process say to each other: one JSON object a line, over the process's standard
-//! input and output.
+//! The protocol between a test and its second process: one JSON object per line, over the process's
+//! standard input and output.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tcpx::stats::Failures;
 use tcpx::{Error, ErrorKind, Op, TransferState};
 
 use crate::mapping::Access;
@@ -17,12 +18,12 @@ pub struct Copy {
     pub local: usize,
     /// Offset in the target's memory.
     pub remote: usize,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
 }
 
 impl Copy {
-    /// `len` bytes at these offsets.
+    /// Creates a copy of `len` bytes at these offsets.
     #[must_use]
     pub fn new(local: usize, remote: usize, len: usize) -> Self {
         Self { local, remote, len }
@@ -34,35 +35,35 @@ impl Copy {
 pub struct Piece {
     /// The process's region.
     pub region: u64,
-    /// Position in the list of the other side's descriptors.
+    /// Index in the list of the other side's descriptors.
     pub descriptor: usize,
     /// Offsets and length.
     pub copy: Copy,
 }
 
-/// A question with the number that its answer repeats.
+/// A request with the number that its answer repeats.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Question {
     /// The number.
     pub id: u64,
-    /// What to do.
+    /// The command.
     pub command: Command,
 }
 
-/// The answer to a question.
+/// The answer to a request.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Answer {
-    /// The question's number.
+    /// The request's number.
     pub id: u64,
-    /// What came of it.
+    /// The result.
     pub result: Result<serde_json::Value, Failure>,
 }
 
-/// What the process is told to do. Objects are named by numbers that it gave them.
+/// Commands to the process. Objects are identified by numbers that it assigned.
 #[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "each is the call of the same name")]
 pub enum Command {
-    /// Starts a session in place of the one before. Settings come on top of the environment.
+    /// Starts a session, replacing the previous one. Settings override the environment.
     Open {
         settings: Vec<(String, String)>,
     },
@@ -98,7 +99,7 @@ pub enum Command {
     Map {
         len: usize,
     },
-    /// Changes what may be done with pages of it.
+    /// Changes the allowed access to its pages.
     Allow {
         memory: u64,
         access: Access,
@@ -140,7 +141,7 @@ pub enum Command {
         peer: String,
         descriptors: Vec<Hex>,
         pieces: Vec<Piece>,
-        /// The list as often as this.
+        /// Repeats the list this often.
         repeat: usize,
     },
     Send {
@@ -174,7 +175,7 @@ pub enum Command {
     Received {
         transfer: u64,
     },
-    /// Drops it.
+    /// Drops the transfer.
     Release {
         transfer: u64,
     },
@@ -183,7 +184,7 @@ pub enum Command {
         #[serde(with = "hex")]
         message: Vec<u8>,
     },
-    /// The same message so many times, as fast as that goes.
+    /// Sends the same message this often, as fast as possible.
     NotifyOften {
         peer: String,
         #[serde(with = "hex")]
@@ -194,61 +195,63 @@ pub enum Command {
     WaitNotification {
         timeout: Duration,
     },
-    /// Forks a child that must not use what it inherits, and that writes over a region of its
-    /// parent. Answers with its process id; it lives on until [`Command::EndChild`].
+    /// Forks a child that must not use inherited objects, and that writes to a region of its
+    /// parent. Answers with its process id; it lives until [`Command::EndChild`].
     Fork {
         region: u64,
     },
     EndChild {
         child: u32,
     },
+    /// Compares the requests to the process with its session's statistics, and returns them.
+    Figures,
     Nothing,
-    /// Answers, and then does nothing at all until the file is there.
+    /// Answers, and then sleeps until the file exists.
     SleepUntil {
         file: PathBuf,
     },
-    /// Answers, and then ends without a word to the engine.
+    /// Answers, and then exits without closing the engine.
     Exit,
     /// Aborts without an answer.
     Crash,
 }
 
-/// What [`Command::Open`] gives.
+/// The result of [`Command::Open`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Opened {
     /// The session's connection info.
     #[serde(with = "hex")]
     pub info: Vec<u8>,
-    /// Where it listens.
+    /// The addresses on which it listens.
     pub addresses: Vec<std::net::SocketAddr>,
 }
 
-/// What [`Command::Allocate`] and [`Command::Register`] give.
+/// The result of [`Command::Allocate`] and [`Command::Register`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Registered {
-    /// Names the memory.
+    /// Identifies the memory.
     pub memory: u64,
-    /// Names the region.
+    /// Identifies the region.
     pub region: u64,
-    /// What the other side needs to address it.
+    /// The descriptor that the other side needs.
     #[serde(with = "hex")]
     pub descriptor: Vec<u8>,
 }
 
-/// What [`Command::Lanes`] gives for each lane.
+/// The result of [`Command::Lanes`] for each lane.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Lane {
     /// This end.
     pub local: std::net::SocketAddr,
     /// The other end.
     pub remote: std::net::SocketAddr,
-    /// Bytes that left.
+    /// Bytes sent.
     pub bytes_sent: u64,
-    /// Bytes that came.
+    /// Bytes received.
     pub bytes_received: u64,
     /// Whether it has a stream.
     pub is_up: bool,
-    /// How many times its stream was replaced.
+    /// Number of times its stream was replaced.
     pub failovers: u32,
 }
 
@@ -257,7 +260,7 @@ pub struct Lane {
 pub struct Notice {
     /// The sender's name.
     pub from: String,
-    /// What it said.
+    /// The message.
     #[serde(with = "hex")]
     pub message: Vec<u8>,
 }
@@ -275,42 +278,28 @@ impl From<tcpx::Notification> for Notice {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Failure {
     kind: String,
-    /// The error as `Debug` writes it.
+    /// The error in `Debug` format.
     value: String,
     /// Its message.
     pub text: String,
 }
 
 impl Failure {
-    /// Whether it is this error. Errors of the system are compared with their codes and words.
+    /// Returns whether it is this error. System errors are compared with their codes and messages.
     #[must_use]
     pub fn is(&self, error: &Error) -> bool {
         self.value == format!("{error:?}")
     }
 
-    /// What sort of error it is.
+    /// Returns the kind of the error.
     ///
     /// # Panics
     /// When the other process knows a kind that this one does not.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
-        const KINDS: [ErrorKind; 14] = [
-            ErrorKind::InvalidArgument,
-            ErrorKind::NotFound,
-            ErrorKind::NotAllowed,
-            ErrorKind::Busy,
-            ErrorKind::Timeout,
-            ErrorKind::Disconnected,
-            ErrorKind::Refused,
-            ErrorKind::Aborted,
-            ErrorKind::Truncated,
-            ErrorKind::Environment,
-            ErrorKind::Closed,
-            ErrorKind::ProtocolViolation,
-            ErrorKind::NotSupported,
-            ErrorKind::Forked,
-        ];
-        let found = KINDS.into_iter().find(|k| format!("{k:?}") == self.kind);
+        let found = Failures::CAUSES
+            .into_iter()
+            .find(|k| format!("{k:?}") == self.kind);
         found.unwrap_or_else(|| panic!("a kind that the test kit does not know: {self:?}"))
     }
 }
@@ -331,16 +320,16 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// A state as it travels.
+/// Encodes a state.
 #[must_use]
 pub fn state_name(state: TransferState) -> String {
     format!("{state:?}")
 }
 
-/// The state of that name.
+/// Decodes a state.
 ///
 /// # Panics
-/// When there is none.
+/// When the name is unknown.
 #[must_use]
 pub fn state_named(name: &str) -> TransferState {
     let states = [
@@ -355,13 +344,13 @@ pub fn state_named(name: &str) -> TransferState {
     found.unwrap_or_else(|| panic!("a state that the test kit does not know: {name}"))
 }
 
-/// The operation as it travels.
+/// Converts the operation.
 #[must_use]
 pub fn op(write: bool) -> Op {
     if write { Op::Write } else { Op::Read }
 }
 
-/// Bytes that travel as hexadecimal digits.
+/// Bytes that are encoded as hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hex(#[serde(with = "hex")] pub Vec<u8>);
 

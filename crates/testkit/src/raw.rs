@@ -1,4 +1,4 @@
-//! Sockets that speak the protocol badly, or not at all.
+//! Sockets that violate the protocol, or send nothing.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,7 +12,7 @@ use tcpx_proto::info::{ConnectionInfo, Name, Secret, SessionId};
 
 use crate::story::GUARD;
 
-/// Connects to a session without saying anything. Reading and writing give up in the end.
+/// Connects to a session without sending anything. Reads and writes have a time limit.
 ///
 /// # Panics
 /// When nobody listens there.
@@ -25,7 +25,8 @@ pub fn dial(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Waits until the other side has closed the connection, however rudely; returns what it said before.
+/// Waits until the other side has closed the connection, in any way; returns the bytes it sent
+/// before.
 ///
 /// # Panics
 /// When it keeps the connection.
@@ -44,13 +45,13 @@ pub fn closed(stream: &mut TcpStream) -> Vec<u8> {
     }
 }
 
-/// Writes what the other side still takes; it may have closed.
+/// Writes as many bytes as the other side accepts; it may have closed.
 pub fn shout(stream: &mut TcpStream, bytes: &[u8]) {
     let _ = stream.write_all(bytes);
 }
 
-/// Writes `block` again and again, `total` bytes in all, and reads nothing. Gives up when the other side
-/// takes nothing for a while or closes; returns how many bytes it has taken.
+/// Writes `block` repeatedly, `total` bytes in all, and reads nothing. Stops when the other side
+/// accepts nothing for a while or closes; returns the number of bytes accepted.
 ///
 /// # Panics
 /// When the socket cannot be set up.
@@ -59,7 +60,7 @@ pub fn flood(stream: &mut TcpStream, block: &[u8], total: usize) -> usize {
     stream.set_write_timeout(patience).expect("a valid time");
     let mut taken = 0;
     while taken < total {
-        // In the middle of a block if the last write was short: frames stay whole.
+        // Resumes in the middle of a block after a short write, so that frames stay complete.
         let at = taken % block.len();
         match stream.write(&block[at..]) {
             Ok(count) => taken += count,
@@ -70,27 +71,27 @@ pub fn flood(stream: &mut TcpStream, block: &[u8], total: usize) -> usize {
     taken
 }
 
-/// Who a raw socket says it is, and which lane of how many.
+/// The identity that a raw socket claims, and its lane.
 #[derive(Clone, Debug)]
 pub struct Stranger {
     /// Its name.
     pub name: &'static str,
     /// Its session's id.
     pub id: [u8; 16],
-    /// Its session's secret, by which others know that it is this session.
+    /// Its session's secret, which proves its identity.
     pub secret: [u8; 32],
     /// The number of its connection.
     pub connection: u64,
-    /// Which of its lanes comes.
+    /// The index of the lane.
     pub lane: u16,
-    /// How many lanes it promises.
+    /// The number of lanes that it announces.
     pub lanes: u16,
-    /// What it offers and requires.
+    /// The features that it offers and requires.
     pub offer: Offer,
 }
 
 impl Stranger {
-    /// One lane, all of it.
+    /// A client with one lane.
     pub const MALLORY: Self = Self {
         name: "mallory",
         id: [0x66; 16],
@@ -101,10 +102,10 @@ impl Stranger {
         offer: Offer::NONE,
     };
 
-    /// The client's side of a handshake.
+    /// Returns the client's side of a handshake.
     ///
     /// # Panics
-    /// When it promises no lanes.
+    /// When it announces no lanes.
     #[must_use]
     pub fn client(&self, target: &ConnectionInfo) -> Client {
         let window = NonZeroU32::new(16).expect("not zero");
@@ -121,10 +122,10 @@ impl Stranger {
         })
     }
 
-    /// Shakes hands on a stream; afterwards frames are exchanged.
+    /// Completes the handshake on a stream; afterwards frames are exchanged.
     ///
     /// # Errors
-    /// What either side had against it.
+    /// The reason either side failed.
     ///
     /// # Panics
     /// When the other side does not answer.
@@ -136,7 +137,8 @@ impl Stranger {
         finish(self.client(target), stream)
     }
 
-    /// Dials until its greeting is answered: a session that is flooded may drop who has not greeted.
+    /// Dials until its greeting is answered: a flooded session may drop clients that have not sent
+    /// one.
     ///
     /// # Panics
     /// When nobody listens there.
@@ -152,10 +154,10 @@ impl Stranger {
     }
 }
 
-/// Goes on with a handshake to its end; afterwards frames are exchanged.
+/// Continues a handshake to its end; afterwards frames are exchanged.
 ///
 /// # Errors
-/// What either side had against it.
+/// The reason either side failed.
 ///
 /// # Panics
 /// When the other side does not answer.
@@ -168,13 +170,13 @@ pub fn finish(mut client: Client, stream: &mut TcpStream) -> Result<Established,
         if let Some(established) = client.established() {
             return Ok(established.clone());
         }
-        // Byte by byte: nothing behind the handshake is taken.
+        // Byte by byte, so that nothing after the handshake is consumed.
         let mut byte = [0];
         stream.read_exact(&mut byte).expect("an answer");
         received.push(byte[0]);
         let consumed = client.handle(&received);
         if consumed.is_err() {
-            // What it has to say about that.
+            // Sends the Reject, if any.
             while let Some(bytes) = client.poll_transmit() {
                 shout(stream, &bytes);
             }
@@ -183,7 +185,7 @@ pub fn finish(mut client: Client, stream: &mut TcpStream) -> Result<Established,
     }
 }
 
-/// A session's connection info that leads to another address.
+/// Returns a session's connection info with another address.
 ///
 /// # Panics
 /// When it is no connection info.
@@ -195,7 +197,7 @@ pub fn with_address(info: &[u8], address: SocketAddr) -> Vec<u8> {
     other.expect("the same parts").encode()
 }
 
-/// A session's connection info with one bit of its secret flipped.
+/// Returns a session's connection info with one bit of its secret flipped.
 ///
 /// # Panics
 /// When it is no connection info.

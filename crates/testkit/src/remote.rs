@@ -31,8 +31,8 @@ type Waiting = Arc<Mutex<HashMap<u64, mpsc::Sender<Reply>>>>;
 
 /// A process with a session of its own. It is killed when this is dropped.
 ///
-/// Commands are answered one after the other; [`RemoteProcess::begin`] does not wait for the answer, so that this
-/// process can do something at the same time.
+/// Commands are answered one after the other; [`RemoteProcess::begin`] does not wait for the
+/// answer, so that this process can do something at the same time.
 pub struct RemoteProcess {
     name: String,
     child: Mutex<Child>,
@@ -58,11 +58,11 @@ impl RemoteProcess {
     /// When it cannot be started.
     #[must_use]
     pub fn spawn(name: &str, mut command: std::process::Command) -> Self {
-        // What the user has set up for real work is not for tests.
+        // Settings of the user's environment must not affect tests.
         for (variable, _) in std::env::vars_os() {
             let variable = variable.to_string_lossy().into_owned();
             let ours = ["TCPX_", "NCCL_", "UCCL_"];
-            // What is to be seen, and how the plugin under test behaves, is the same for all.
+            // The log filter and the plugin's own settings are the same for all processes.
             let shared = variable == "TCPX_LOG"
                 || variable == crate::memory::PLACES
                 || variable.starts_with("TCPX_EMU_")
@@ -87,11 +87,11 @@ impl RemoteProcess {
                     .unwrap_or_else(|e| panic!("not an answer ({e}): {line}"));
                 let asked = lock(&answers).remove(&answer.id);
                 if let Some(asked) = asked {
-                    // Whoever asked may have given up.
+                    // The caller may have given up.
                     let _ = asked.send(answer.result);
                 }
             }
-            // Nothing comes any more: those who wait learn it from the closed channel.
+            // No more answers come: the closed channel tells the waiting callers.
             lock(&answers).clear();
         });
         Self {
@@ -105,24 +105,25 @@ impl RemoteProcess {
         }
     }
 
-    /// Starts a new session in place of the old one, which is closed.
+    /// Starts a new session, replacing the old one, which is closed.
     pub fn reopen(&self, setup: &Setup) {
         self.open_with(setup.pairs(&self.name));
     }
 
-    /// As [`RemoteProcess::reopen`], with just these settings and the process's environment.
+    /// Does what [`RemoteProcess::reopen`] does, with only these settings and the process's
+    /// environment.
     pub fn open_with(&self, settings: Vec<(String, String)>) {
         let opened: Opened = self.expect(Command::Open { settings });
         *lock(&self.opened) = Some(opened);
     }
 
-    /// The name of its session.
+    /// Returns the name of its session.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What one needs to connect to its session.
+    /// Returns the connection info of its session.
     ///
     /// # Panics
     /// When it has none.
@@ -131,7 +132,7 @@ impl RemoteProcess {
         lock(&self.opened).as_ref().expect("a session").info.clone()
     }
 
-    /// Where its session listens.
+    /// Returns the addresses of its session.
     ///
     /// # Panics
     /// When it has none.
@@ -164,10 +165,10 @@ impl RemoteProcess {
         }
     }
 
-    /// Has a command carried out.
+    /// Executes a command and waits for its answer.
     ///
     /// # Errors
-    /// What the engine said to it.
+    /// The engine's error.
     ///
     /// # Panics
     /// When the process has ended or hangs.
@@ -175,7 +176,7 @@ impl RemoteProcess {
         self.begin(command).result()
     }
 
-    /// As [`RemoteProcess::call`], where the engine must have no objection.
+    /// Does what [`RemoteProcess::call`] does, for a command that must succeed.
     #[track_caller]
     pub fn expect<T: DeserializeOwned>(&self, command: Command) -> T {
         self.begin(command).get()
@@ -188,7 +189,7 @@ impl fmt::Debug for RemoteProcess {
     }
 }
 
-/// An answer that has not been looked at yet.
+/// An answer that was not awaited yet.
 #[must_use]
 pub struct Pending<'a, T> {
     process: &'a RemoteProcess,
@@ -201,7 +202,7 @@ impl<T: DeserializeOwned> Pending<'_, T> {
     /// Waits for the answer.
     ///
     /// # Errors
-    /// What the engine said.
+    /// The engine's error.
     ///
     /// # Panics
     /// When the process has ended or hangs.
@@ -234,7 +235,7 @@ impl<T: DeserializeOwned> Pending<'_, T> {
 }
 
 impl Pending<'_, Option<Mismatch>> {
-    /// Waits for the answer, which must be that the memory is as expected.
+    /// Waits for the answer, which must confirm the expected memory.
     ///
     /// # Panics
     /// When it is not.
@@ -247,10 +248,10 @@ impl Pending<'_, Option<Mismatch>> {
     }
 }
 
-/// The program of the second process, which cargo has built beside the tests.
+/// Returns the program of the second process, which cargo has built beside the tests.
 ///
 /// # Panics
-/// When it is not there.
+/// When it is missing.
 #[must_use]
 pub fn binary() -> PathBuf {
     let test = std::env::current_exe().expect("a running program has a path");

@@ -1,15 +1,17 @@
-//! The inside of the second process: does what it is told, one command after the other. Between commands
-//! its application is asleep, and the engine is on its own.
+//! The main loop of the second process: executes one command after the other. Between commands its
+//! application sleeps, and the engine works alone.
 
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tcpx::{Config, Error, Peer, Region, RemoteRegion, Segment, Session, Transfer};
+use tcpx::stats::TransferKind;
+use tcpx::{Config, Error, Events, Op, Peer, Region, RemoteRegion, Segment, Session, Transfer};
 
 use crate::forked::{self, Inherited};
+use crate::ledger::{Figures, Ledger, Tracked};
 use crate::memory::Memory;
 use crate::pattern::Content;
 use crate::protocol::{
@@ -45,7 +47,7 @@ pub fn serve() {
     }
 }
 
-/// What happens after an answer has been given.
+/// The action after an answer has been sent.
 enum Aftermath {
     Nothing,
     Sleep(std::path::PathBuf),
@@ -76,12 +78,13 @@ impl Aftermath {
 
 #[derive(Default)]
 struct State {
-    // Transfers and regions before the session: they are let go of first.
-    transfers: HashMap<u64, Transfer>,
+    // Transfers and regions come before the session: they are dropped first.
+    transfers: HashMap<u64, Tracked>,
+    ledger: Arc<Ledger>,
     regions: HashMap<u64, Region>,
     memory: HashMap<u64, Memory>,
     session: Option<Session>,
-    /// Those of the session.
+    /// The settings of the session.
     settings: Vec<(String, String)>,
     next: u64,
 }
@@ -181,6 +184,11 @@ impl State {
                 repeat,
             } => {
                 let transfer = self.prepare(write, &peer, &descriptors, &pieces, repeat)?;
+                let kind = match op(write) {
+                    Op::Read => TransferKind::Read,
+                    Op::Write => TransferKind::Write,
+                };
+                let transfer = Tracked::new(transfer, kind, &self.ledger);
                 json!(self.keep(transfer))
             }
             Command::Send {
@@ -192,6 +200,7 @@ impl State {
             } => {
                 let source = self.region(region).at(offset);
                 let transfer = self.session().send(&self.peer(&peer)?, source, len, tag)?;
+                let transfer = Tracked::started(transfer, TransferKind::Send, &self.ledger);
                 json!(self.keep(transfer))
             }
             Command::Receive {
@@ -203,6 +212,7 @@ impl State {
             } => {
                 let target = self.region(region).at(offset);
                 let transfer = self.session().recv(&self.peer(&peer)?, target, len, tag)?;
+                let transfer = Tracked::started(transfer, TransferKind::Receive, &self.ledger);
                 json!(self.keep(transfer))
             }
             Command::Post {
@@ -255,6 +265,11 @@ impl State {
                 forked::end(child);
                 Value::Null
             }
+            Command::Figures => {
+                let stats = self.session().stats();
+                self.ledger.verify(&stats);
+                json!(Figures::of(&stats))
+            }
             Command::Nothing | Command::SleepUntil { .. } | Command::Exit => Value::Null,
             Command::Crash => std::process::abort(),
         })
@@ -268,17 +283,19 @@ impl State {
         Ok(config)
     }
 
-    /// Has a child try everything that it inherits, drop it, and write over a region from a session
-    /// of its own.
+    /// Forks a child that tries every call on inherited objects, drops them, and writes to a region
+    /// from a session of its own.
     fn fork(&mut self, region: u64) -> (u32, Result<(), String>) {
         let peers = self.session().peers();
         let descriptor = self.region(region).descriptor();
+        let events = Events::new().expect("a descriptor is free");
         forked::fork(|| {
             let inherited = Inherited {
                 session: self.session(),
                 peers: &peers,
                 regions: self.regions.values().collect(),
-                transfers: self.transfers.values().collect(),
+                transfers: self.transfers.values().map(|t| &**t).collect(),
+                events: &events,
             };
             inherited.refuses_everything()?;
             let info = self.session().connection_info();
@@ -299,6 +316,10 @@ impl State {
         self.regions.clear();
         self.memory.clear();
         if let Some(session) = self.session.take() {
+            let ledger = std::mem::take(&mut self.ledger);
+            if session.check().is_ok() {
+                ledger.verify(&session.stats());
+            }
             session.close();
         }
     }
@@ -348,7 +369,7 @@ impl State {
         }
     }
 
-    fn keep(&mut self, transfer: Transfer) -> u64 {
+    fn keep(&mut self, transfer: Tracked) -> u64 {
         let id = self.id();
         self.transfers.insert(id, transfer);
         id
@@ -372,7 +393,7 @@ impl State {
         &self.regions[&id]
     }
 
-    fn transfer(&self, id: u64) -> &Transfer {
+    fn transfer(&self, id: u64) -> &Tracked {
         &self.transfers[&id]
     }
 }

@@ -1,6 +1,6 @@
-//! The configurations that tests run with. This is the one place where a transport is chosen: to run the whole
-//! suite on another one, add its settings to [`Setup::base`] or give them in `TCPX_TEST_CONFIG`
-//! (`key=value` pairs separated by spaces).
+//! The configurations of the tests. This is the one place where a transport is chosen: to run the
+//! whole suite on another one, add its settings to [`Setup::base`] or set them in
+//! `TCPX_TEST_CONFIG` (`key=value` pairs separated by spaces).
 
 use tcpx::Config;
 
@@ -11,7 +11,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// What all setups have in common: loopback, and lanes even where memory could be copied.
+    /// Returns the common settings: loopback, and lanes even if memory could be copied directly.
     #[must_use]
     pub fn base() -> Self {
         let mut setup = Self { pairs: Vec::new() }
@@ -26,40 +26,40 @@ impl Setup {
         setup
     }
 
-    /// Whether the tests run on a plugin, whose own variables are then part of what is tested.
+    /// Returns whether the tests run on a plugin, whose own variables are then part of the test.
     #[must_use]
     pub fn names_a_plugin() -> bool {
         Self::base().pairs.iter().any(|(key, _)| key == "plugin")
     }
 
-    /// One lane, one worker, otherwise the defaults: the smallest there is.
+    /// Returns one lane, one worker, otherwise the defaults: the smallest setup.
     #[must_use]
     pub fn lanes1_workers1() -> Self {
         Self::base().with("lanes", 1).with("workers", 1)
     }
 
-    /// More lanes than workers, and so little in flight that every limit is reached.
+    /// Returns more lanes than workers, and so few chunks in flight that every limit is reached.
     #[must_use]
     pub fn lanes4_workers1() -> Self {
         let setup = Self::base().with("lanes", 4).with("workers", 1);
         setup.with("chunk_bytes", "64K").with("window", 2)
     }
 
-    /// Idle workers, stop and wait on the only lane, the smallest chunk.
+    /// Returns idle workers, stop-and-wait on the only lane, the smallest chunk.
     #[must_use]
     pub fn lanes1_workers3() -> Self {
         let setup = Self::base().with("lanes", 1).with("workers", 3);
         setup.with("chunk_bytes", "16K").with("window", 1)
     }
 
-    /// Lanes that are driven by different threads.
+    /// Returns lanes that are driven by different threads.
     #[must_use]
     pub fn lanes4_workers3() -> Self {
         Self::base().with("lanes", 4).with("workers", 3)
     }
 
-    /// Sockets that take and give a few pages at a time, and workers that sleep at once: every frame is
-    /// sent and received in pieces.
+    /// Returns sockets that take and give a few pages at a time, and workers that sleep at once:
+    /// every frame is sent and received in pieces.
     #[must_use]
     pub fn small_buffers() -> Self {
         let setup = Self::base().with("lanes", 2).with("workers", 2);
@@ -67,21 +67,22 @@ impl Setup {
         setup.with("chunk_bytes", "256K").with("window", 3)
     }
 
-    /// The same on native lanes, whatever the suite runs on: for tests whose other side is a raw socket.
+    /// Returns the same on native lanes, whatever the suite runs on: for tests whose other side is
+    /// a raw socket.
     #[must_use]
     pub fn native(&self) -> Self {
         self.with("transport", "tcp")
     }
 
-    /// Whether a plugin carries the bytes. It cannot be made to let go of memory while its peer is stuck, other than by
-    /// ending the connection.
+    /// Returns whether a plugin carries the bytes. While its peer is stuck, a plugin releases
+    /// memory only when the connection ends.
     #[must_use]
     pub fn is_plugin(&self) -> bool {
         let is = |(key, value): &(String, String)| key == "transport" && value == "plugin";
         self.pairs.iter().any(is)
     }
 
-    /// The same with one more setting.
+    /// Returns the same with one more setting.
     #[must_use]
     pub fn with(&self, key: &str, value: impl std::fmt::Display) -> Self {
         let mut pairs = self.pairs.clone();
@@ -90,16 +91,16 @@ impl Setup {
         Self { pairs }
     }
 
-    /// The settings of a session of that name.
+    /// Returns the settings of a session of that name.
     #[must_use]
     pub fn pairs(&self, session: &str) -> Vec<(String, String)> {
         self.with("name", session).pairs
     }
 
-    /// The configuration of a session of that name in this process.
+    /// Returns the configuration of a session of that name in this process.
     ///
     /// # Panics
-    /// When a setting cannot be used.
+    /// When a setting is invalid.
     #[must_use]
     pub fn config(&self, session: &str) -> Config {
         let mut config = Config::defaults();
@@ -111,11 +112,11 @@ impl Setup {
         config
     }
 
-    /// The number of chunks that keep any machine busy for longer than a test needs to interfere.
+    /// Number of chunks that keep any machine busy for longer than a test needs to interfere.
     pub(crate) const ENDLESS_CHUNKS: usize = 200_000;
 }
 
-/// Makes one test of each function for each setup; the functions take `&Setup`.
+/// Generates one test of each function for each setup; the functions take `&Setup`.
 #[macro_export]
 macro_rules! on_every_setup {
     ($($test:ident),+ $(,)?) => {
@@ -127,7 +128,7 @@ macro_rules! on_every_setup {
     };
 }
 
-/// Makes one test of each function for the two setups that differ most.
+/// Generates one test of each function for the two setups that differ most.
 #[macro_export]
 macro_rules! on_main_setups {
     ($($test:ident),+ $(,)?) => {
@@ -136,7 +137,7 @@ macro_rules! on_main_setups {
     };
 }
 
-/// Makes one test of each function for one setup.
+/// Generates one test of each function for one setup.
 #[macro_export]
 macro_rules! on_setup {
     ($setup:ident: $($test:ident),+ $(,)?) => {

@@ -7,16 +7,17 @@ use std::time::{Duration, Instant};
 
 use tracing_subscriber::EnvFilter;
 
-/// How long anything may take before it counts as hung. No statement about performance.
+/// Time after which a wait counts as hung. No statement about performance.
 pub const GUARD: Duration = Duration::from_secs(45);
 
-/// The same for what another process is asked to wait for: it has time left to answer.
+/// The same for waits in another process, which then has time left to answer.
 pub const REMOTE_GUARD: Duration = Duration::from_secs(40);
 
-/// How long a story may take.
+/// Time limit of a story.
 const STORY: Duration = Duration::from_secs(150);
 
-/// Runs a test under a time limit: one that hangs fails with a message and lets the others go on.
+/// Runs a test under a time limit: a test that hangs fails with a message and does not block the
+/// others.
 ///
 /// # Panics
 /// When the test does, or when it takes too long.
@@ -24,7 +25,7 @@ pub fn story(body: impl FnOnce() + Send + 'static) {
     story_within(STORY, body);
 }
 
-/// As [`story`], with a limit of its own.
+/// Does what [`story`] does, with a limit of its own.
 ///
 /// # Panics
 /// When the test does, or when it takes too long.
@@ -35,7 +36,7 @@ pub fn story_within(limit: Duration, body: impl FnOnce() + Send + 'static) {
     let thread = std::thread::Builder::new()
         .name(teller)
         .spawn(move || {
-            // Dropped at the end, however it comes.
+            // Dropped at the end, however the test ends.
             let _ended = ended;
             body();
         })
@@ -48,10 +49,10 @@ pub fn story_within(limit: Duration, body: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Logs what the sessions of this process do, where `TCPX_LOG` asks for that.
+/// Logs the sessions of this process, if `TCPX_LOG` is set.
 pub fn log_if_asked() {
     if let Ok(filter) = EnvFilter::try_from_env("TCPX_LOG") {
-        // Refused where it was done before.
+        // Refused if it was done before.
         let _ = tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_writer(tcpx::log::stderr)
@@ -59,13 +60,13 @@ pub fn log_if_asked() {
     }
 }
 
-/// Says that a test was skipped, also where cargo keeps the output of tests that pass to itself.
+/// Reports a skipped test, also if cargo captures the output of passed tests.
 pub fn skipped(why: &str) {
     let test = std::thread::current().name().unwrap_or("a test").to_owned();
     let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {why}");
 }
 
-/// How much memory the machine has left, where it says so.
+/// Returns the available memory of the machine, if it reports it.
 #[must_use]
 pub fn available_bytes() -> Option<u64> {
     let all = std::fs::read_to_string("/proc/meminfo").ok()?;
@@ -77,7 +78,7 @@ pub fn available_bytes() -> Option<u64> {
 /// Waits until a condition holds.
 ///
 /// # Panics
-/// When it does not come to hold before [`GUARD`] has passed.
+/// When it does not hold before [`GUARD`] has passed.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {

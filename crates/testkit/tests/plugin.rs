@@ -1,15 +1,16 @@
-//! What is particular to lanes whose payload a NCCL net plugin carries: pairing, faults of the plugin, and memory that it
-//! cannot take. Everything else about them is in the other files, which run on them too (`TCPX_TEST_CONFIG`).
+//! Tests lanes whose payload a NCCL net plugin carries: pairing, faults of the plugin, and memory
+//! that it cannot use. Everything else about them is in the other files, which run on them too
+//! (`TCPX_TEST_CONFIG`).
 //!
-//! The plugin is the emulator. It reads its own settings from the environment of its process, so both sides of each story
-//! are processes of their own here. What the emulator's plain versions do not have, receives into memory of devices, is
-//! shown on the plugin of the loader's tests.
+//! The plugin is the emulator. It reads its own settings from the environment of its process, so
+//! both sides of each story are processes of their own here. Receives into device memory, which the
+//! emulator's plain versions do not support, are tested on the plugin of the loader's tests.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use tcpx::{CommCause, Config, Error, ErrorKind, Features, Op, Session};
+use tcpx::{CommCause, Config, Error, ErrorKind, Features, Op, Session, Transfer};
 use tcpx_testkit::pattern::{LOCAL_POISON, REMOTE_POISON};
 use tcpx_testkit::protocol;
 use tcpx_testkit::remote::binary;
@@ -19,7 +20,7 @@ use tcpx_testkit::{
 
 const LEN: usize = 5 << 20;
 
-/// The emulator, which cargo builds beside the tests.
+/// Returns the emulator, which cargo builds beside the tests.
 fn emulator() -> String {
     let test = std::env::current_exe().expect("a running program has a path");
     let file = "libnccl_net_tcpx_emu.so";
@@ -44,8 +45,8 @@ fn setup(version: u32) -> Setup {
         .with("staging", "auto")
 }
 
-/// A plugin that writes to memory of devices, where its bytes are visible once they are flushed; `name` is unique
-/// among the tests.
+/// Builds a plugin that writes to device memory, where its bytes are visible once they are flushed;
+/// `name` is unique among the tests.
 fn flushing(name: &str, version: u32, options: &[&str]) -> Setup {
     let source =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../ncclnet/tests/plugins/loop_plugin.c");
@@ -63,7 +64,7 @@ fn flushing(name: &str, version: u32, options: &[&str]) -> Setup {
         .with("staging", "always")
 }
 
-/// The folder of a CUDA driver that is made of ordinary memory and has two GPUs.
+/// Builds a CUDA driver made of ordinary memory, with two GPUs; returns its folder.
 fn fake_driver() -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../cuda/tests/fake/driver.cpp");
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-cuda");
@@ -79,7 +80,7 @@ fn fake_driver() -> PathBuf {
     folder
 }
 
-/// A process whose emulator has these settings.
+/// Returns a process whose emulator has these settings.
 fn process(name: &str, setup: &Setup, emulator: &[(&str, &str)]) -> RemoteProcess {
     let mut command = Command::new(binary());
     for (key, value) in emulator {
@@ -118,7 +119,8 @@ impl Stage {
         )
     }
 
-    /// Moves `copies` and checks every byte of both sides if that is said to be done; otherwise returns why not.
+    /// Moves `copies` and checks every byte of both sides if that succeeds; otherwise returns the
+    /// error.
     fn attempt(&self, op: Op, copies: &[Copy], seed: u64) -> Result<(), protocol::Failure> {
         let content = Content::pattern(seed);
         let mut expected = match op {
@@ -152,7 +154,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Everything that can be moved in different ways, while `outcome` wants more.
+    /// Tries every way of moving bytes, while `outcome` returns true.
     fn everything(&self, mut outcome: impl FnMut(Result<(), protocol::Failure>, &str) -> bool) {
         let whole = vec![Copy::new(0, 0, LEN)];
         let odd = vec![Copy::new(13, 7777, LEN - 10_000)];
@@ -181,7 +183,7 @@ impl Stage {
     }
 }
 
-/// All is moved, rightly, whatever the plugin does.
+/// Checks that everything is moved correctly, whatever the plugin does.
 fn works(setup: &Setup, emulator: &[(&str, &str)]) {
     let stage = Stage::with(setup, emulator);
     stage.everything(|outcome, what| {
@@ -191,7 +193,7 @@ fn works(setup: &Setup, emulator: &[(&str, &str)]) {
     assert_eq!(stage.alice.lanes("bob").len(), 2);
 }
 
-/// Each transfer is done and right, or has failed; nobody hangs, and nobody dies.
+/// Checks that each transfer is done and right, or has failed, and that no process hangs or dies.
 fn survives(setup: &Setup, emulator: &[(&str, &str)]) {
     let setup = setup
         .with("peer_timeout", "1s")
@@ -199,7 +201,7 @@ fn survives(setup: &Setup, emulator: &[(&str, &str)]) {
     let stage = Stage::with(&setup, emulator);
     let mut failed = 0;
     for _ in 0..2 {
-        // Some faults take a second to be noticed: a few are enough.
+        // Some faults take a second to be noticed: a few transfers are enough.
         stage.everything(|outcome, _| {
             failed += usize::from(outcome.is_err());
             failed < 4
@@ -209,7 +211,7 @@ fn survives(setup: &Setup, emulator: &[(&str, &str)]) {
         failed > 0,
         "{emulator:?} has done no harm: the test tests nothing"
     );
-    // The processes are well.
+    // Both processes still work.
     let (one, other) = (stage.alice.memory(100), stage.bob.memory(100));
     stage.alice.deregister(&one);
     stage.bob.deregister(&other);
@@ -273,8 +275,8 @@ fn memory_of_devices_is_unpacked_by_them() {
 #[test]
 fn comms_are_made_for_the_gpu_that_memory_lies_on() {
     story(|| {
-        // As the real plugin, the emulator has its bounce pages on the GPU that is current where it is called. It takes
-        // no memory for that of the current GPU which is another's.
+        // Like the real plugin, the emulator has its bounce pages on the GPU that is current where
+        // it is called. It refuses memory of another GPU as memory of the current one.
         let driver = fake_driver();
         let log = driver.join("log");
         let file = std::fs::File::create(&log).expect("a place for files of tests");
@@ -307,7 +309,8 @@ fn comms_are_made_for_the_gpu_that_memory_lies_on() {
 #[test]
 fn a_comm_that_is_still_connecting_is_not_closed() {
     story(|| {
-        // The plugin's comms are given at once and connected by threads, a little later; it aborts where one is closed before.
+        // The plugin returns comms at once and connects them on threads, a little later; it aborts
+        // if one is closed before.
         let setup = flushing("eager", 6, &["-DEAGER"]);
         let stage = Stage::new(process("alice", &setup, &[]), process("bob", &setup, &[]));
         let copies = [Copy::new(0, 0, LEN)];
@@ -316,10 +319,11 @@ fn a_comm_that_is_still_connecting_is_not_closed() {
             .alice
             .transfer(Op::Write, "bob", &stage.here, there, &copies);
         transfer.post().expect("posted");
-        // Its comms are given by then. Were they not, or connected already, this would show nothing.
+        // By then the comms are returned. If they were not, or were already connected, this would
+        // test nothing.
         std::thread::sleep(Duration::from_millis(150));
         stage.bob.kill();
-        // Bob is gone; where the machine was busy elsewhere, only after everything had arrived.
+        // Bob is gone; on a busy machine, only after everything had arrived.
         let _ = transfer.wait();
         // Alice is not.
         let _memory = stage.alice.memory(100);
@@ -330,10 +334,11 @@ fn a_comm_that_is_still_connecting_is_not_closed() {
 #[test]
 fn memory_of_devices_is_received_into_and_flushed() {
     for version in 4..=12 {
-        // Bytes that are not flushed, or looked at before they are, are not there.
+        // Bytes that are read before they are flushed are missing.
         story(move || works(&flushing(&format!("flushed-{version}"), version, &[]), &[]));
     }
-    // More messages than requests: receives keep theirs until they are consumed, and leave one for the flush.
+    // More messages than requests: receives keep theirs until they are consumed, and leave one for
+    // the flush.
     for (name, option) in [
         ("flushed-kept", "-DKEEPS"),
         ("flushed-freed", "-DNO_CONSUME"),
@@ -401,9 +406,9 @@ fn memory_that_is_refused_goes_another_way() {
     for version in [6, 8] {
         story(move || works(&setup(version), &[("ERROR", "regMr:1")]));
     }
-    // The first ones are those of memory that receives are posted on.
+    // The first registrations are those of the buffers that receives are posted on.
     story(|| works(&setup(7), &[("ERROR", "regMr:3")]));
-    // Where that cannot be registered, receives go to host memory.
+    // If those cannot be registered, receives use host memory.
     story(|| works(&setup(7), &[("ERROR", "regMr:1")]));
 }
 
@@ -424,7 +429,7 @@ fn what_cannot_be_connected_is_an_error_that_says_why() {
             (("ERROR", "listen:1"), "listen"),
             (("ERROR", "accept:2"), "accept"),
         ] {
-            // Whoever dials learns it, whichever side has failed.
+            // The dialling side learns it, whichever side has failed.
             for (ours, theirs) in [(&[settings][..], &[][..]), (&[], &[settings])] {
                 let (alice, bob) = (
                     process("alice", &setup(7), ours),
@@ -441,7 +446,7 @@ fn what_cannot_be_connected_is_an_error_that_says_why() {
                 );
             }
         }
-        // Too slow.
+        // Too slow to connect.
         let settings = [("PENDING_MS", "60000")];
         let setup = setup(7).with("connect_timeout", "3s");
         let stage = Stage::new(
@@ -482,10 +487,11 @@ fn a_plugin_that_takes_no_more_messages_is_noticed() {
 #[test]
 fn notifications_do_not_overtake_payload_for_ever() {
     story(|| {
-        // So slow that payload is still waiting when the stream is full, and the peer reads no more of that before it has come.
+        // So slow that payload still waits when the stream is full, and the peer reads no more of
+        // the stream before the payload has come.
         const LEN: usize = 64 << 20;
         let setup = setup(7).with("lanes", 1).with("chunk_bytes", "4M");
-        // Nobody reads the notifications meanwhile.
+        // The notifications are not taken meanwhile.
         let setup = setup.with("queue_bytes", "256M");
         let slow = [("DELAY_US", "20000")];
         let stage = Stage::new(
@@ -521,7 +527,7 @@ fn notifications_do_not_overtake_payload_for_ever() {
 #[test]
 fn memory_is_deregistered_when_the_plugin_is_done_with_it() {
     story(|| {
-        // The plugin aborts where it is not. It sends so slowly that there is always something in its hands.
+        // The plugin aborts otherwise. It sends so slowly that requests are always outstanding.
         let setup = flushing("slow", 8, &["-DSLOW"]).with("lanes", 1);
         let setup = setup.with("staging", "auto");
         let bob = process("bob", &setup, &[]);
@@ -536,14 +542,16 @@ fn memory_is_deregistered_when_the_plugin_is_done_with_it() {
             first.post().expect("posted");
             second.post().expect("posted");
             std::thread::sleep(Duration::from_millis(5));
-            // Whoever gives the first one up waits for it alone, and meanwhile the memory of the second is revoked.
+            // Aborting the first waits only for the first; meanwhile the memory of the second is
+            // revoked.
             std::thread::scope(|scope| {
+                let first: &Transfer = &first;
                 scope.spawn(|| first.abort());
                 scope.spawn(|| other.region.deregister().expect("registered until now"));
             });
             let _ = second.wait(GUARD);
         }
-        // Behind the rest of what was given up, for which closing would not wait.
+        // Queued after the aborted messages, for which closing would not wait.
         alice.verify_traffic(&peer, &bob, 1);
     });
 }
@@ -589,8 +597,8 @@ fn sides_that_do_not_fit_say_so() {
     });
 }
 
-/// Dials a side with another transport. `lacks` is what the dialler reports of the peer and of
-/// itself, `logged` what the peer says about it, to the file `log`.
+/// Dials a side with another transport. `lacks` is what the dialling side reports of the peer and
+/// of itself, `logged` the peer's log line, in the file `log`.
 fn transports_differ(ours: &Setup, theirs: &Setup, lacks: [Features; 2], logged: &str, log: &str) {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(log);
     let file = std::fs::File::create(&path).expect("a place for files of tests");

@@ -7,10 +7,10 @@ use tcpx_proto::lane::{Chunk, ChunkId, Lane, MAX_PINGS, Meaning, Op, Transmit, V
 
 use super::{Rooms, Run, decode, windows};
 
-/// What the lane should know.
+/// The expected state of the lane.
 struct Books {
     window: usize,
-    /// Lengths of our chunks in flight.
+    /// Lengths of this side's chunks in flight.
     writes: BTreeMap<ChunkId, u64>,
     reads: BTreeMap<ChunkId, u64>,
     landing: Vec<ChunkId>,
@@ -73,7 +73,7 @@ pub(super) fn check(data: &[u8]) {
     assert!(books.writes.is_empty() && books.reads.is_empty(), "lost");
 }
 
-/// Does what our side may do between two frames.
+/// Performs an action of this side between two frames.
 fn act(lane: &mut Lane<Run, ()>, books: &mut Books, action: u8) {
     if action & 1 != 0 {
         match lane.poll_transmit(&mut Rooms(action & 2 != 0, action & 4 != 0)) {
@@ -100,7 +100,7 @@ fn act(lane: &mut Lane<Run, ()>, books: &mut Books, action: u8) {
     }
 }
 
-/// Checks what a frame was said to mean. Returns whether the connection goes on.
+/// Checks the reported meaning of a frame. Returns whether the connection continues.
 fn is_due(
     books: &mut Books,
     header: &Header,

@@ -1,18 +1,19 @@
-//! Two honest lanes, any order of events.
+//! Two honest lanes, with events in any order.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tcpx_proto::frame::{Header, Kind, Status};
 use tcpx_proto::lane::{
-    Chunk, ChunkId, Landing, Lane, Meaning, Offer, Op, Remains, Ticket, Transmit,
+    Chunk, ChunkId, Landing, Lane, MIN_SHARE, Meaning, Offer, Op, Remains, Ticket, Transmit,
 };
 
 use super::{Action, Piece, Rooms, Run, decode, header, windows};
 
-/// Postings that a lane looks at in one call: with more, "nothing to send" may be said too early.
+/// Maximum postings that a lane examines in one call: with more, it may report nothing to send too
+/// early.
 const MAX_POSTINGS: usize = 60;
 
-/// What has its turn in the order of the frames.
+/// A frame to be processed in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     Write(ChunkId),
@@ -21,7 +22,7 @@ enum Turn {
     Mark(u64),
 }
 
-/// One end with what it should know.
+/// One end with its expected state.
 struct Side {
     lane: Lane<Run, Piece>,
     landing: Landing<Turn>,
@@ -65,12 +66,15 @@ impl Side {
         in_flight.filter(|(id, (op, _))| wanted(id, *op)).count()
     }
 
+    /// Whether this lane has asked for less than its share of a READ: an equal part of all chunks,
+    /// and of those that are left while it ends. A single lane asks for all.
     fn may_ask(&self, run: &Run) -> bool {
         let asked = self.count(|id, op| op == Op::Read && id.transfer == run.transfer);
-        asked < run.chunks().div_ceil(self.lanes)
+        let left = run.left().div_ceil(self.lanes).max(MIN_SHARE);
+        self.lanes == 1 || asked < left.min(run.chunks().div_ceil(self.lanes))
     }
 
-    /// Whether a chunk could be sent that way.
+    /// Returns whether a chunk could be sent in this direction.
     fn can_take(&self, op: Op) -> bool {
         let may = |run: &Run| op == Op::Write || self.may_ask(run);
         let mut live = self.postings.iter().filter(|run| !run.dead.get());
@@ -143,7 +147,7 @@ impl Side {
         true
     }
 
-    /// Sends what is urgent. Returns whether there was anything.
+    /// Sends urgent frames. Returns whether there were any.
     fn flush(&mut self, wire: &mut VecDeque<Header>) -> bool {
         let mut out = Vec::new();
         self.lane.encode_urgent(&mut out);
@@ -165,7 +169,7 @@ impl Side {
         }
     }
 
-    /// Takes the next frame of the peer. Returns whether there was one.
+    /// Processes the next frame of the peer. Returns whether there was one.
     fn deliver(&mut self, peer: &mut Side) -> bool {
         let Some(header) = self.inbox.pop_front() else {
             return false;
@@ -207,7 +211,7 @@ impl Side {
         self.landing.complete(ticket, turn);
     }
 
-    /// Ends one of the copies. Returns whether there was one.
+    /// Completes one of the copies. Returns whether there was one.
     fn land(&mut self, pick: u8, peer: &mut Side) -> bool {
         if self.copies.is_empty() {
             return false;
@@ -243,7 +247,7 @@ impl Side {
         assert!(self.lane.is_busy() || load == 0 && self.unanswered == 0);
     }
 
-    /// Closes the lane: each chunk that was taken is settled, in flight or landing.
+    /// Closes the lane: checks that each chunk taken is settled, in flight or landing.
     fn close(mut self) {
         let Remains {
             offers,
@@ -290,7 +294,7 @@ const ACTIONS: [Action; 8] = [
     Action::Ping,
 ];
 
-/// Runs the operations; then everything settles, or both lanes are closed where they are.
+/// Runs the operations; then everything settles, or both lanes are closed in their current state.
 pub(super) fn check(data: &[u8]) {
     let [sizes, lanes, operations @ ..] = data else {
         return;
@@ -316,7 +320,7 @@ pub(super) fn check(data: &[u8]) {
             Action::Land => drop(side.land(bits, peer)),
             Action::Say => {
                 side.say(bits & 1 != 0);
-                // What was said comes before what is sent from now on.
+                // Earlier messages come before what is sent from now on.
                 side.flush(&mut peer.inbox);
             }
             Action::Kill => {
@@ -325,7 +329,7 @@ pub(super) fn check(data: &[u8]) {
                 }
             }
             Action::Ping => {
-                // Refused where the peer has too many to answer.
+                // Refused if the peer has too many to answer.
                 let _ = side.lane.push_ping(0);
             }
         }
@@ -337,7 +341,7 @@ pub(super) fn check(data: &[u8]) {
     sides.into_iter().for_each(Side::close);
 }
 
-/// Lets everything happen that can; nothing may be left then.
+/// Performs everything possible; nothing may be left then.
 fn drain(sides: &mut [Side; 2]) {
     let mut moved = true;
     while moved {

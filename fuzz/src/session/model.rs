@@ -1,4 +1,4 @@
-//! What a session should do with a stream of bytes.
+//! Predicts what a session does with a stream of bytes.
 
 use tcpx::Op;
 use tcpx_proto::frame::down::{self, StreamId};
@@ -7,11 +7,11 @@ use tcpx_testkit::attack::Target;
 
 use super::{GRANTED, WINDOW};
 
-/// Whether the stream goes on.
+/// Whether the stream continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     GoesOn,
-    /// The victim lets go of the stream, and keeps the connection.
+    /// The victim closes the stream, and keeps the connection.
     Lost,
     Ends,
 }
@@ -25,7 +25,7 @@ pub(super) struct Ours {
     pub(super) len: usize,
 }
 
-/// An answer that is due.
+/// An expected answer.
 #[derive(Debug)]
 struct Due {
     kind: Kind,
@@ -36,13 +36,13 @@ struct Due {
     payload: Option<Vec<u8>>,
 }
 
-/// What happens to the payload of the current frame.
+/// The destination of the current frame's payload.
 #[derive(Debug)]
 enum Sink {
     Nothing,
     /// Offsets in the memory.
     Memory(Vec<usize>),
-    /// The same, settling a chunk of the victim.
+    /// Offsets in the memory, settling a chunk of the victim.
     Answer(Ours),
 }
 
@@ -62,21 +62,21 @@ pub(super) struct Model {
     verdict: Verdict,
     granted: Option<Target>,
     memory: Vec<u8>,
-    /// Bytes of the current section.
+    /// Number of bytes of the current section.
     buffer: Vec<u8>,
     stage: Stage,
     due: Vec<Due>,
     ours: Vec<Ours>,
     settled: Vec<(Ours, Option<bool>)>,
-    /// WRITE chunks and READ requests since the last look.
+    /// Number of WRITE chunks and READ requests since the last check.
     writes: usize,
     reads: usize,
     /// The number of the attacker's next message.
     next: u32,
-    /// Messages of the victim, of which the attacker has said to have these before `has`.
+    /// Messages of the victim; the attacker has acknowledged those before `has`.
     said: u32,
     has: u32,
-    /// The highest generation of the lane that was spoken of.
+    /// The highest generation of the lane mentioned so far.
     generation: u32,
 }
 
@@ -104,7 +104,7 @@ impl Model {
         self.verdict
     }
 
-    /// The memory is taken back. Chunks stay in flight until they are answered, and land nowhere.
+    /// Revokes the memory. Chunks stay in flight until they are answered, and land nowhere.
     pub(super) fn deregister(&mut self) {
         self.granted = None;
     }
@@ -113,14 +113,14 @@ impl Model {
         self.ours.push(ours);
     }
 
-    /// Whether a chunk of the victim has ended, and well. None if it may be either.
+    /// Returns whether a chunk of the victim has ended successfully. `None` if it may be either.
     pub(super) fn settled(&self, ours: &Ours) -> Option<bool> {
         let settled = self.settled.iter().find(|(settled, _)| settled == ours);
         settled.map_or(Some(false), |(_, outcome)| *outcome)
     }
 
-    /// Whether more bytes could pass the window, change what a READ finds, or speak of a message that
-    /// is about to be sent.
+    /// Returns whether more bytes could exceed the window, change the result of a READ, or mention
+    /// a message that is about to be sent.
     pub(super) fn needs_sync(&self) -> bool {
         let is_saying = self.due.iter().any(|due| due.kind == Kind::LaneDown);
         self.reads > 0 || self.writes + 6 > WINDOW || is_saying
@@ -130,7 +130,7 @@ impl Model {
         !self.due.is_empty()
     }
 
-    /// Bytes of the current section that have not come.
+    /// Returns the missing bytes of the current section.
     pub(super) fn missing(&self) -> usize {
         match &self.stage {
             Stage::Header if self.buffer.is_empty() => 0,
@@ -140,7 +140,7 @@ impl Model {
         }
     }
 
-    /// Takes bytes of the stream.
+    /// Processes bytes of the stream.
     pub(super) fn feed(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         while self.verdict == Verdict::GoesOn {
@@ -185,7 +185,7 @@ impl Model {
         match header.kind {
             _ if header.is_on_comm() => return self.verdict = Verdict::Ends,
             Kind::Write | Kind::Read | Kind::Send if table.is_err() => {
-                // A message is looked at when it is whole.
+                // A message is processed when it is complete.
                 if header.kind != Kind::Send {
                     return self.verdict = Verdict::Ends;
                 }
@@ -250,7 +250,7 @@ impl Model {
         if header.kind == Kind::Send
             && Table::decode(&header, &middle[..header.table_bytes()]).is_err()
         {
-            // Ends once its payload is here.
+            // Ends once its payload has arrived.
             debug_assert!(header.flags <= FLAG_INLINE);
             if let Stage::Payload { status, .. } = &mut self.stage {
                 *status = Some(Status::Other);
@@ -271,7 +271,7 @@ impl Model {
                     self.memory[GRANTED..GRANTED + payload.len()].copy_from_slice(payload);
                 }
                 let outcome = match header.kind {
-                    // It has left before; whether its run fails depends on who looks first.
+                    // It has already left; whether its run fails depends on timing.
                     Kind::Ack if self.granted.is_none() => None,
                     Kind::Ack => Some(true),
                     Kind::Data => Some(self.granted.is_some()),
@@ -309,7 +309,7 @@ impl Model {
         }
     }
 
-    /// Counts a message. Returns whether it is looked at: it has no number, or the next one.
+    /// Counts a message. Returns whether it is processed: it has no number, or the next one.
     fn is_new(&mut self, number: u32) -> bool {
         if number == 0 {
             return true;
@@ -325,7 +325,7 @@ impl Model {
         false
     }
 
-    /// Takes the word that the attacker has let go of a stream.
+    /// Processes the attacker's LaneDown.
     fn down(&mut self, header: &Header, payload: &[u8]) {
         let stream = StreamId::from_transfer(header.transfer);
         let Ok(endings) = down::decode(payload) else {
@@ -335,7 +335,7 @@ impl Model {
             return self.verdict = Verdict::Ends;
         }
         if stream.generation > self.generation {
-            // The victim never had it, and says so.
+            // The victim never had the stream, and reports that.
             self.generation = stream.generation;
             self.said += 1;
             self.due.push(Due {
@@ -347,7 +347,7 @@ impl Model {
             });
         } else if stream.generation == 0 {
             self.verdict = Verdict::Lost;
-            // The attacker says how WRITE chunks of the victim have ended.
+            // The attacker reports how WRITE chunks of the victim have ended.
             for ending in endings {
                 let is_named = |ours: &Ours| {
                     let id = (ending.id.transfer, ending.id.seq);
@@ -362,7 +362,7 @@ impl Model {
         }
     }
 
-    /// Takes the word that the attacker has the victim's messages before a number.
+    /// Processes the attacker's acknowledgement of the victim's messages before a number.
     fn received(&mut self, next: u32) {
         let ahead = next.wrapping_sub(self.has);
         if next == 0 || (ahead > self.said + 1 - self.has && ahead < u32::MAX / 2) {
@@ -372,7 +372,7 @@ impl Model {
         }
     }
 
-    /// The places of a table in the memory, in payload order.
+    /// Returns the positions of a table in the memory, in payload order.
     fn resolve(&self, table: &Table<'_>) -> Result<Vec<usize>, Status> {
         let granted = self.granted.ok_or(Status::UnknownRegion)?;
         if table.regions().any(|key| key != granted.key) {
@@ -390,7 +390,7 @@ impl Model {
         Ok(offsets)
     }
 
-    /// Takes an answer, which must be due.
+    /// Checks an answer, which must be expected.
     pub(super) fn answered(&mut self, header: &Header, payload: &[u8]) {
         let is_this = |due: &Due| {
             (due.kind, due.transfer, due.seq) == (header.kind, header.transfer, header.seq)
@@ -405,7 +405,7 @@ impl Model {
         }
     }
 
-    /// Compares the memory, while nothing is half done.
+    /// Compares the memory, while no payload is incomplete.
     pub(super) fn compare(&self, memory: &[u8]) {
         let wrong = self.memory.iter().zip(memory).position(|(a, b)| a != b);
         if let Some(at) = wrong {
@@ -413,7 +413,7 @@ impl Model {
         }
     }
 
-    /// The same, where the bytes of the current payload may have landed.
+    /// Compares the memory, where the bytes of the current payload may have landed.
     pub(super) fn compare_at_end(&mut self, memory: &[u8]) {
         if let Stage::Payload { sink, .. } = &self.stage {
             let offsets = match sink {
@@ -422,7 +422,7 @@ impl Model {
                 Sink::Answer(ours) => (GRANTED..GRANTED + ours.len).collect(),
             };
             for (at, byte) in offsets.into_iter().zip(&self.buffer) {
-                // The last of several ranges that overlap counts, or none.
+                // The last of several overlapping ranges counts, or none.
                 if memory[at] == *byte {
                     self.memory[at] = *byte;
                 }

@@ -7,10 +7,10 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Becomes the command that came with the package."""
+    """Replaces this process by the command that came with the package."""
     command = Path(__file__).parent / "bin" / "tcpx"
     if not command.is_file():
-        sys.exit(f"error: {command} is not there: this package was built without the command")
+        sys.exit(f"error: {command} does not exist: this package was built without the command")
     os.execv(command, ["tcpx", *sys.argv[1:]])
 
 

@@ -1,4 +1,4 @@
-"""Where the bytes of a Python object are."""
+"""Finds the bytes of a Python object."""
 
 from __future__ import annotations
 
@@ -7,50 +7,52 @@ from typing import Any
 
 
 def resolve(memory: Any, nbytes: int | None) -> tuple[int, int, Any]:
-    """Address, size, and what keeps the memory alive."""
-    if isinstance(memory, int):
+    """Returns address, size, and the object that keeps the memory alive."""
+    if isinstance(memory, int) and not isinstance(memory, bool):
         if nbytes is None:
-            raise TypeError("an address needs nbytes")
+            raise TypeError("nbytes: an address needs it, got None")
+        if memory <= 0:
+            raise ValueError(f"memory: expected an address, got {memory}")
         return memory, nbytes, None
     address, size, owner = _whole(memory)
     if nbytes is not None:
         if nbytes > size:
-            raise ValueError(f"nbytes is {nbytes}, but there are only {size} bytes")
+            raise ValueError(f"nbytes: the {type(memory).__name__} has only {size} bytes, got {nbytes}")
         size = nbytes
     return address, size, owner
 
 
 def _whole(memory: Any) -> tuple[int, int, Any]:
-    # torch and whatever looks like it; asked first, since tensors of a GPU have no buffer.
+    # For torch and similar tensors; checked first, since GPU tensors have no buffer.
     if hasattr(memory, "data_ptr") and hasattr(memory, "numel"):
         contiguous = not hasattr(memory, "is_contiguous") or memory.is_contiguous()
         if not contiguous and not _is_dense_tensor(memory):
-            raise ValueError("the tensor is not contiguous: register its storage, or a contiguous copy")
+            raise ValueError("memory: the tensor is not contiguous: register its storage, or a contiguous copy")
         return memory.data_ptr(), memory.numel() * memory.element_size(), memory
     for name in ("__cuda_array_interface__", "__array_interface__"):
         interface = getattr(memory, name, None)
         if interface is not None:
             return _interface(interface, memory)
     try:
-        # Refuses what is read-only; holds the buffer, so that a bytearray cannot be resized meanwhile.
+        # Refuses read-only buffers; holds the buffer, so that a bytearray cannot be resized
+        # meanwhile.
         view = memoryview(memory)
     except TypeError:
         raise TypeError(
-            f"cannot register a {type(memory).__name__}: expected an array, a tensor, a writable buffer, or an "
+            f"memory: cannot register a {type(memory).__name__}: expected an array, a tensor, a writable buffer, or an "
             "address with nbytes"
         ) from None
     if view.readonly:
-        raise ValueError(f"the {type(memory).__name__} is read-only, and peers may write: register a bytearray")
+        raise ValueError(f"memory: the {type(memory).__name__} is read-only, and peers may write: register a bytearray")
     if not view.c_contiguous:
-        raise ValueError("the buffer is not contiguous in C order")
+        raise ValueError("memory: the buffer is not contiguous in C order")
     if view.nbytes == 0:
-        raise ValueError("the buffer is empty")
+        raise ValueError("memory: the buffer is empty")
     held = (ctypes.c_char * view.nbytes).from_buffer(view)
     return ctypes.addressof(held), view.nbytes, held
 
 
-# Letters of a typestr for elements that are bytes and nothing else: truth values, numbers, raw
-# bytes.
+# Letters of a typestr for elements that are plain bytes: truth values, numbers, raw bytes.
 _PLAIN = "biufcV"
 _OTHER = {
     "O": "Python objects, which are addresses",
@@ -65,12 +67,12 @@ _OTHER = {
 def _interface(interface: dict[str, Any], memory: Any) -> tuple[int, int, Any]:
     address, readonly = interface["data"]
     if readonly:
-        raise ValueError("the array is read-only, and peers may write")
+        raise ValueError("memory: the array is read-only, and peers may write: register a writable one")
     typestr = interface["typestr"]
     kind = "O" if _has_objects(interface.get("descr")) else typestr[1:2]
     if kind not in _PLAIN:
         raise TypeError(
-            f"cannot register an array of {_OTHER.get(kind, 'such elements')} ({typestr}): expected numbers. "
+            f"memory: cannot register an array of {_OTHER.get(kind, 'such elements')} ({typestr}): expected numbers. "
             "A view of its bytes, array.view(numpy.uint8), can be registered where that makes sense"
         )
     itemsize = int(typestr[2:])
@@ -80,12 +82,12 @@ def _interface(interface: dict[str, Any], memory: Any) -> tuple[int, int, Any]:
     for extent in shape:
         count *= extent
     if strides is not None and count > 0 and not _is_dense(shape, strides, itemsize):
-        raise ValueError("the array is not contiguous: register its base, or a contiguous copy")
+        raise ValueError("memory: the array is not contiguous: register its base, or a contiguous copy")
     return address, count * itemsize, memory
 
 
 def _is_dense(shape: Any, strides: Any, itemsize: int) -> bool:
-    """Says whether elements fill their memory without gaps, in whatever order."""
+    """Returns whether elements fill their memory without gaps, in any order."""
     expected = itemsize
     for stride, extent in sorted(zip(strides, shape)):
         if extent != 1:
@@ -102,7 +104,7 @@ def _is_dense_tensor(tensor: Any) -> bool:
 
 
 def _has_objects(descr: Any) -> bool:
-    """Whether a field, at any depth, is a Python object."""
+    """Returns whether a field, at any depth, is a Python object."""
     if isinstance(descr, str):
         return descr[1:2] == "O"
     return isinstance(descr, list) and any(_has_objects(field[1]) for field in descr)

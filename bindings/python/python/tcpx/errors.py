@@ -1,18 +1,18 @@
-"""What can go wrong. Each exception says who has to act, and is also the built-in one that comes closest."""
+"""Exceptions. Each names the side that must act, and extends the closest built-in exception."""
 
 import builtins
 
 
 class Error(Exception):
-    """Anything that the engine reports."""
+    """Any error that the engine reports."""
 
 
 class InvalidArgumentError(Error, ValueError):
-    """The call made no sense: fix the arguments."""
+    """An argument is invalid."""
 
 
 class NotFoundError(Error, LookupError):
-    """What was named does not exist."""
+    """The named object does not exist."""
 
 
 class NotAllowedError(Error):
@@ -20,11 +20,11 @@ class NotAllowedError(Error):
 
 
 class BusyError(Error):
-    """Not now: the transfer is still in flight, or the peer does not keep up. Try again later."""
+    """The transfer is still in flight, or the peer does not keep up. Try again later."""
 
 
 class TimeoutError(Error, builtins.TimeoutError):
-    """The caller's own time limit ran out; nothing was cancelled."""
+    """The caller's timeout expired; nothing was cancelled."""
 
 
 class DisconnectedError(Error, ConnectionError):
@@ -32,11 +32,11 @@ class DisconnectedError(Error, ConnectionError):
 
 
 class RefusedError(Error):
-    """The peer answered and said no."""
+    """The peer refused."""
 
 
 class RegionGoneError(RefusedError):
-    """The peer does not have the region any more: get a new descriptor."""
+    """The peer no longer has the region: get a new descriptor."""
 
 
 class AbortedError(Error):
@@ -48,7 +48,7 @@ class TruncatedError(Error):
 
 
 class EnvironmentError(Error, OSError):
-    """This machine did not give what was needed."""
+    """This machine lacks a required resource."""
 
 
 class ClosedError(Error):
@@ -56,7 +56,7 @@ class ClosedError(Error):
 
 
 class ForkedError(Error, RuntimeError):
-    """The object is of the process that this one was forked from: create a session in this one."""
+    """The object belongs to the parent of this forked process: create a session in this process."""
 
 
 class ProtocolError(Error):

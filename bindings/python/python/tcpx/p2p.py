@@ -1,8 +1,9 @@
 """The interface of `uccl.p2p`, on tcpx: same names, arguments, defaults and results.
 
-Differences that a program may notice: a failed transfer says so (`poll_async` gives `(False, True)`, the blocking calls False)
-instead of never ending; Ctrl-C works; and since nobody connects without the secret in a peer's metadata, `connect` is for peers whose
-metadata this process has passed to `Endpoint.parse_metadata`.
+Differences that a program may notice: a failed transfer is reported (`poll_async` returns `(False,
+True)`, the blocking calls False) instead of never ending; Ctrl-C works; and since connecting needs
+the secret in a peer's metadata, `connect` works for peers whose metadata this process has passed to
+`Endpoint.parse_metadata`.
 """
 
 import enum
@@ -11,7 +12,7 @@ from tcpx._tcpx import Endpoint, XferDesc, XferHandle, get_oob_ip
 
 
 class FloatType(enum.Enum):
-    """What a buffer holds: a hint for compression, which is not needed here."""
+    """The type of a buffer's elements: a hint for compression, which is not used here."""
 
     kUndefined = 0
     kFloat16 = 1

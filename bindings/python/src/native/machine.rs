@@ -1,4 +1,4 @@
-//! What this machine has: network interfaces, and the settings with their values.
+//! Information about this machine: network interfaces, and the settings with their values.
 
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
@@ -11,21 +11,21 @@ use crate::errors::exception;
 pub(crate) struct Interface {
     /// Its name, such as "eth0".
     name: String,
-    /// What stands behind the name: "physical", "loopback", or the kernel's word, such as "bond".
+    /// The kind of device: "physical", "loopback", or the kernel's name, such as "bond".
     kind: String,
     /// Its addresses with their prefix lengths.
     addresses: Vec<String>,
     /// The largest packet, in bytes.
     mtu: u32,
-    /// The link's speed in Mbit/s, where the driver knows it.
+    /// The link's speed in Mbit/s, if known.
     speed_mbps: Option<u32>,
-    /// The NUMA node that the device hangs off, on machines that have several.
+    /// The NUMA node of the device, on machines with several.
     numa_node: Option<u32>,
     /// The PCI address of the device.
     pci_address: Option<String>,
     /// The driver of the device.
     driver: Option<String>,
-    /// Why sessions do not use it unless the setting `interfaces` names it; None when they do.
+    /// The reason sessions do not use it unless the setting `interfaces` names it; None if they do.
     why_not: Option<String>,
 }
 
@@ -41,13 +41,17 @@ impl Interface {
     }
 }
 
-/// Every network interface of this machine.
+/// Returns every network interface of this machine.
 #[pyfunction]
 pub(crate) fn interfaces() -> PyResult<Vec<Interface>> {
     let found =
         tcpx::interfaces::discover().map_err(|error| PyOSError::new_err(error.to_string()))?;
-    let found = found.into_iter().map(|interface| Interface {
-        why_not: interface.usable().err().map(|why| why.to_string()),
+    let why_not = |interface: &tcpx::interfaces::Interface| {
+        let why = interface.usable_among(&found).err();
+        why.map(|why| why.to_string())
+    };
+    let found = found.iter().cloned().map(|interface| Interface {
+        why_not: why_not(&interface),
         kind: interface.kind.to_string(),
         addresses: interface.addresses.iter().map(|a| a.to_string()).collect(),
         name: interface.name,
@@ -63,17 +67,17 @@ pub(crate) fn interfaces() -> PyResult<Vec<Interface>> {
 /// One setting.
 #[pyclass(frozen, get_all, module = "tcpx")]
 pub(crate) struct Setting {
-    /// The key, as `Session` takes it.
+    /// The key, as passed to `Session`.
     key: &'static str,
     /// The environment variable.
     variable: &'static str,
     /// The value in force.
     value: String,
-    /// Where the value came from.
+    /// The origin of the value.
     source: String,
-    /// What the setting does.
+    /// A description of the setting.
     help: String,
-    /// Why the default is what it is.
+    /// The reason for the default.
     reason: String,
 }
 
@@ -87,7 +91,7 @@ impl Setting {
     }
 }
 
-/// Every setting with the value that a session started now would have.
+/// Returns every setting with the value that a session started now would have.
 #[pyfunction]
 pub(crate) fn settings(py: Python<'_>) -> PyResult<Vec<Setting>> {
     let config = Config::from_env().map_err(|error| exception(py, &error.into()))?;

@@ -2,6 +2,7 @@
 
 use pyo3::prelude::*;
 
+use crate::arguments;
 use crate::blocking;
 use crate::owned::Owned;
 
@@ -21,35 +22,39 @@ impl Peer {
 
 #[pymethods]
 impl Peer {
-    /// What the peer calls itself.
+    /// The peer's name.
     #[getter]
     fn name(&self) -> &str {
         self.peer.facts().name()
     }
 
-    /// Whether a connection is there now.
+    /// Whether the peer is connected now.
     #[getter]
     fn connected(&self) -> PyResult<bool> {
         Ok(self.peer.get()?.is_connected())
     }
 
-    /// Connects now rather than with the first transfer.
+    /// Connects now instead of with the first transfer.
     #[pyo3(signature = (timeout=None))]
-    fn connect(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+    fn connect(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
+    ) -> PyResult<()> {
         let timeout = blocking::seconds(timeout)?;
         let peer = self.peer.get()?;
         blocking::wait(py, timeout, |slice| peer.connect(slice))
             .map_err(|ended| ended.into_exception(py))
     }
 
-    /// Ends all connections; transfers fail. A later transfer connects anew.
+    /// Ends all connections; transfers fail. A later transfer reconnects.
     fn disconnect(&self, py: Python<'_>) -> PyResult<()> {
         let peer = self.peer.get()?;
         py.detach(|| peer.disconnect());
         Ok(())
     }
 
-    /// The lanes of the current connection; none when there is no connection.
+    /// The lanes of the current connection; empty without a connection.
     #[getter]
     fn lanes(&self) -> PyResult<Vec<Lane>> {
         let lanes = self.peer.get()?.lanes().into_iter().map(|lane| Lane {
@@ -61,8 +66,8 @@ impl Peer {
         Ok(lanes.collect())
     }
 
-    /// Whether memory of the peer is copied directly, since it is on this host, and otherwise why
-    /// not; None when there is no connection.
+    /// Whether memory of a peer on this host is copied directly, and otherwise why not; None
+    /// without a connection.
     #[getter]
     fn same_host(&self) -> PyResult<Option<SameHost>> {
         let info = self.peer.get()?.same_host();
@@ -87,11 +92,11 @@ impl Peer {
 pub(crate) struct Lane {
     /// This end's address and port.
     local: String,
-    /// The peer's.
+    /// The peer's address and port.
     remote: String,
-    /// Bytes that left on it, framing included.
+    /// Bytes sent on this lane, framing included.
     bytes_sent: u64,
-    /// Bytes that came on it, framing included.
+    /// Bytes received on this lane, framing included.
     bytes_received: u64,
 }
 
@@ -102,12 +107,13 @@ impl Lane {
     }
 }
 
-/// How memory of a peer on the same host is moved.
+/// The path to a peer on the same host.
 #[pyclass(frozen, get_all, module = "tcpx")]
 pub(crate) struct SameHost {
-    /// Why lanes carry everything; None where memory is copied directly.
+    /// The reason lanes carry everything; None if memory is copied directly.
     why_not: Option<String>,
-    /// Bytes that this session has copied directly, both ways, over the current connection.
+    /// Bytes that this session has copied directly, in both directions, over the current
+    /// connection.
     bytes: u64,
 }
 

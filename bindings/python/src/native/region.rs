@@ -1,16 +1,19 @@
 //! Registered memory, and descriptors of peers' memory.
 
-use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyType};
+
+use crate::arguments::{self, Bytes};
 use crate::errors::exception;
 use crate::owned::Owned;
 
-/// Memory that a session has registered. The registration ends with this object; the memory is kept
+/// Memory registered by a session. The registration ends with this object, which keeps the memory
 /// alive until then.
 #[pyclass(frozen, module = "tcpx")]
 pub(crate) struct Region {
-    // Dropped in this order: the registration ends before the memory can go.
+    // Dropped in this order: the registration ends before the memory can be freed.
     pub(super) region: Owned<tcpx::Region>,
     _owner: Py<PyAny>,
 }
@@ -38,26 +41,26 @@ impl Region {
         self.region.facts().address()
     }
 
-    /// Bytes in the region.
+    /// The size in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
         self.region.facts().len()
     }
 
-    /// What kind of memory it is: "host" or "cuda:0".
+    /// The kind of memory: "host" or "cuda:0".
     #[getter]
     fn memory(&self) -> String {
         self.region.facts().kind().to_string()
     }
 
-    /// What a peer needs to read and write this region, for `RemoteRegion` over there.
+    /// The descriptor that a peer needs to read and write this region, for its `RemoteRegion`.
     #[getter]
     fn descriptor<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.region.facts().descriptor().to_bytes())
     }
 
-    /// Ends the registration now. When this returns the memory is no longer touched; transfers that were using
-    /// it fail.
+    /// Ends the registration now. When this returns the memory is no longer accessed; transfers
+    /// that use it fail.
     fn deregister(&self, py: Python<'_>) -> PyResult<()> {
         let region = self.region.get()?;
         py.detach(|| region.deregister())
@@ -74,7 +77,8 @@ impl Region {
     }
 }
 
-/// A peer's region: address, length and the key that grants access.
+/// A peer's region: address, length and the key that grants access. Equal descriptors make equal
+/// objects, which can be hashed and pickled; a pickle grants access, as the descriptor does.
 #[pyclass(frozen, module = "tcpx")]
 pub(crate) struct RemoteRegion {
     pub(super) region: tcpx::RemoteRegion,
@@ -83,9 +87,12 @@ pub(crate) struct RemoteRegion {
 #[pymethods]
 impl RemoteRegion {
     #[new]
-    fn new(py: Python<'_>, descriptor: &[u8]) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        #[pyo3(from_py_with = arguments::descriptor)] descriptor: Bytes<'_>,
+    ) -> PyResult<Self> {
         let region =
-            tcpx::RemoteRegion::from_bytes(descriptor).map_err(|error| exception(py, &error))?;
+            tcpx::RemoteRegion::from_bytes(&descriptor).map_err(|error| exception(py, &error))?;
         Ok(Self { region })
     }
 
@@ -95,13 +102,13 @@ impl RemoteRegion {
         self.region.address()
     }
 
-    /// Bytes in the region.
+    /// The size in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
         self.region.len()
     }
 
-    /// What kind of memory it is at its owner: "host" or "cuda:0".
+    /// The kind of memory at its owner: "host" or "cuda:0".
     #[getter]
     fn memory(&self) -> String {
         self.region.kind().to_string()
@@ -111,6 +118,20 @@ impl RemoteRegion {
     #[getter]
     fn descriptor<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.region.to_bytes())
+    }
+
+    fn __eq__(&self, other: &Self) -> bool {
+        self.region.to_bytes() == other.region.to_bytes()
+    }
+
+    fn __hash__(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.region.to_bytes().hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> (Bound<'py, PyType>, (Bound<'py, PyBytes>,)) {
+        (slf.get_type(), (slf.get().descriptor(slf.py()),))
     }
 
     fn __repr__(&self) -> String {

@@ -1,4 +1,4 @@
-//! What Python may pass where a number or a list is expected: a wrong argument is always a `TypeError`.
+//! Converts numbers and lists from Python: a wrong argument is always a `TypeError`.
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
@@ -21,14 +21,14 @@ impl<'py> FromPyObject<'_, 'py> for Word {
     }
 }
 
-/// Such numbers in a list, a tuple, a range or a numpy array.
+/// Whole numbers in a list, a tuple, a range or a numpy array.
 pub(super) struct Words(pub(super) Vec<u64>);
 
 impl<'py> FromPyObject<'_, 'py> for Words {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        // numpy makes a list of itself much faster than one element at a time.
+        // numpy converts itself to a list much faster than element by element.
         let listed = match object.getattr_opt("tolist")? {
             Some(tolist) => tolist.call0()?,
             None => object.to_owned(),
@@ -58,7 +58,7 @@ fn describe(object: &Bound<'_, PyAny>) -> String {
     }
 }
 
-/// Checks that lists belong together.
+/// Checks that lists have the expected length.
 pub(super) fn same_length(what: &[(&str, usize)], expected: u64) -> PyResult<()> {
     for (name, len) in what {
         if *len as u64 != expected {
@@ -70,15 +70,15 @@ pub(super) fn same_length(what: &[(&str, usize)], expected: u64) -> PyResult<()>
     Ok(())
 }
 
-/// The bytes of every item of a list.
+/// Returns the bytes of every item of a list.
 pub(super) fn blobs<'a>(list: &'a Bound<'_, PyList>) -> PyResult<Vec<Bound<'a, PyBytes>>> {
     list.iter()
         .map(|item| Ok(item.cast_into::<PyBytes>()?))
         .collect()
 }
 
-/// Arguments by position and by name, for calls whose parameters differ between versions of the interface: those that
-/// `optional_first` names may be left out.
+/// Binds arguments by position and by name, for calls whose parameters differ between versions of
+/// the interface: those in `optional_first` may be left out.
 pub(super) fn bind<'py>(
     args: &Bound<'py, PyTuple>,
     kwargs: Option<&Bound<'py, PyDict>>,
@@ -106,6 +106,6 @@ pub(super) fn bind<'py>(
         let value = args.get_item(position).ok().or_else(by_name);
         values.push(value.ok_or_else(wrong)?);
     }
-    // What is in front says nothing here.
+    // The leading parameter has no effect here.
     Ok(values.split_off(usize::from(with_first)))
 }

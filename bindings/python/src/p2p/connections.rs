@@ -1,8 +1,9 @@
-//! Connection numbers, and who has connected to us.
+//! Connection numbers, and peers that have connected.
 //!
-//! The engine has one connection between two sessions, whoever made it. The interface knows connections by number, on
-//! both sides, and one side's `accept` waits for the other's `connect`. So whoever connects says so in a
-//! notification, with a number that is its own: it also keeps messages of different connections apart.
+//! The engine has one connection between two sessions, whichever side made it. The interface
+//! identifies connections by number, on both sides, and one side's `accept` waits for the other's
+//! `connect`. So the connecting side announces itself in a notification, with a number of its own,
+//! which also keeps messages of different connections apart.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
@@ -12,18 +13,18 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tcpx::{Error, ErrorKind, LostCause, Notification, Peer, Session};
 
-/// First bytes of the notification.
+/// Magic bytes at the start of the notification.
 const HELLO: &[u8; 8] = b"p2phello";
 
-/// How long to wait until a peer has heard of a connection.
+/// How long to wait for a peer's confirmation of a connection.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// How a connection was asked for.
+/// The call that requested a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Way {
-    /// By `connect`: for `accept`.
+    /// `connect`: for `accept`.
     Network,
-    /// By `connect_local`: for `accept_local`.
+    /// `connect_local`: for `accept_local`.
     Local,
 }
 
@@ -31,10 +32,10 @@ pub(super) enum Way {
 #[derive(Clone)]
 pub(super) struct Connection {
     pub(super) peer: Peer,
-    /// What both sides tag messages with, in each direction.
+    /// The tags of messages in each direction, the same on both sides.
     pub(super) send_tag: u64,
     pub(super) recv_tag: u64,
-    /// How often the peer had been lost when it was made.
+    /// How often the peer had been lost when the connection was created.
     losses: u64,
 }
 
@@ -48,7 +49,8 @@ impl Connection {
         }
     }
 
-    /// Why no messages go over it any more, if so: whoever accepted it knows nothing of one that is made in its place.
+    /// Returns why no messages go over it any more, if so: the accepting side does not know a
+    /// connection made in its place.
     pub(super) fn lost(&self) -> Option<Error> {
         (self.peer.losses() != self.losses).then(|| Error::PeerLost {
             peer: self.peer.name().to_owned(),
@@ -57,7 +59,7 @@ impl Connection {
     }
 }
 
-/// What a peer that connected says of itself.
+/// The announcement of a peer that connected.
 pub(super) struct Hello {
     way: Way,
     number: u64,
@@ -89,7 +91,7 @@ impl Hello {
     }
 }
 
-/// A peer that connected, its connection accepted.
+/// A peer that connected, with its accepted connection.
 pub(super) struct Accepted {
     pub(super) id: u64,
     pub(super) ip: IpAddr,
@@ -99,11 +101,11 @@ pub(super) struct Accepted {
 #[derive(Default)]
 pub(super) struct Connections {
     by_id: Mutex<HashMap<u64, Connection>>,
-    /// What `add_remote_endpoint` has returned, by metadata.
+    /// The results of `add_remote_endpoint`, by metadata.
     by_metadata: Mutex<HashMap<Vec<u8>, u64>>,
     next_id: AtomicU64,
     next_number: AtomicU64,
-    /// Those nobody has accepted yet.
+    /// Announcements not accepted yet.
     waiting: Mutex<VecDeque<(String, Hello)>>,
     passive: AtomicBool,
 }
@@ -117,7 +119,7 @@ impl Connections {
         self.by_id.lock().len()
     }
 
-    /// A connection to a peer that is connected, which is told.
+    /// Creates a connection to a connected peer, and announces it.
     pub(super) fn open(
         &self,
         session: &Session,
@@ -134,13 +136,13 @@ impl Connections {
             bdf: bdf.to_owned(),
         };
         session.notify(&peer, &hello.encode())?;
-        // The answer comes behind it: whoever ends right after connecting has been heard. One who does not answer has
-        // gone, which the first transfer will tell.
+        // The answer follows the announcement: a process that ends right after connecting has been
+        // heard. A peer that does not answer is gone, which the first transfer will report.
         let _ = peer.round_trip(0, ANSWER);
-        // The lowest bit says whether the sender made the connection.
+        // The lowest bit tells whether the sender made the connection.
         let connection = Connection::new(peer, number << 1, number << 1 | 1);
         if self.passive.load(Ordering::Relaxed) {
-            // Nobody is going to accept those.
+            // No `accept` will take these.
             self.collect(session.notifications());
             self.waiting.lock().clear();
         }
@@ -153,14 +155,15 @@ impl Connections {
         id
     }
 
-    /// Forgets a connection. What the peer does with its own is not touched; a peer that has gone is forgotten as well.
+    /// Removes a connection. The peer's own side is not affected; a peer that is gone is removed as
+    /// well.
     pub(super) fn remove(&self, session: &Session, id: u64) -> bool {
         let Some(connection) = self.by_id.lock().remove(&id) else {
             return false;
         };
         self.by_metadata.lock().retain(|_, known| *known != id);
         if !connection.peer.is_connected() {
-            // Fails only where it was forgotten before.
+            // Fails only if it was removed before.
             let _ = session.remove(&connection.peer);
         }
         true
@@ -174,12 +177,12 @@ impl Connections {
         self.by_metadata.lock().insert(metadata.to_vec(), id);
     }
 
-    /// From now on nobody calls `accept`.
+    /// Declares that `accept` will not be called from now on.
     pub(super) fn be_passive(&self) {
         self.passive.store(true, Ordering::Relaxed);
     }
 
-    /// Waits for the next peer that has connected that way.
+    /// Waits for the next peer that connects in this way.
     pub(super) fn accept(
         &self,
         session: &Session,

@@ -1,34 +1,34 @@
-//! Blobs that stand for memory, and `XferDesc`.
+//! Blobs that represent memory, and `XferDesc`.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use tcpx::RemoteRegion;
 use tcpx_proto::descriptor::{Memory, RegionDescriptor, RegionKey};
 
-/// Bytes of the blob that `advertise` makes.
+/// Size of the blob from `advertise`.
 pub(super) const BLOB: usize = 64;
-/// Bytes of the blob that `advertise_ipc` makes.
+/// Size of the blob from `advertise_ipc`.
 pub(super) const IPC_BLOB: usize = 104;
 
-/// Where the region's descriptor begins in each of them. In front are address (8) and size (4) of the part that is meant, which
-/// programs change in place; here and there the region that it is a part of.
+/// Offset of the region's descriptor in each blob. Before it are address (8) and size (4) of the
+/// advertised part, which programs change in place; the descriptor covers the whole region.
 const BLOB_REGION: usize = 12;
 const IPC_REGION: usize = 16;
 
 /// Part of a peer's region.
 pub(super) struct Remote {
     pub(super) region: RemoteRegion,
-    /// From the region's start.
+    /// Offset from the region's start.
     pub(super) offset: usize,
 }
 
 impl Remote {
-    /// From the blob that the peer's `advertise` made.
+    /// Parses a blob from the peer's `advertise`.
     pub(super) fn from_blob(blob: &[u8]) -> PyResult<Self> {
         Self::from_parts(blob, BLOB, BLOB_REGION)
     }
 
-    /// From the blob that the peer's `advertise_ipc` made.
+    /// Parses a blob from the peer's `advertise_ipc`.
     pub(super) fn from_ipc_blob(blob: &[u8]) -> PyResult<Self> {
         Self::from_parts(blob, IPC_BLOB, IPC_REGION)
     }
@@ -57,7 +57,7 @@ impl Remote {
         Ok(Self { region, offset })
     }
 
-    /// From an address and the key of the region that it lies in; `len` bytes of it are going to be used.
+    /// Creates it from an address and the key of its region; `len` bytes of it will be used.
     pub(super) fn from_keys(
         (address, len): (u64, u64),
         lkeys: &[u32],
@@ -70,7 +70,7 @@ impl Remote {
             Some(device) => Memory::Cuda { device },
             None => Memory::Host,
         };
-        // The owner knows where the region begins and ends; here the part that is used says it all.
+        // The owner knows the bounds of the region; here the used part is enough.
         let part = RegionDescriptor::new(address, len, key, memory)
             .map_err(|error| wrong(&error.to_string()))?;
         let region =
@@ -79,11 +79,11 @@ impl Remote {
     }
 }
 
-/// The blob for a part of a region.
+/// Creates the blob for a part of a region.
 pub(super) fn blob(address: u64, size: u64, region: &RemoteRegion) -> [u8; BLOB] {
     let mut blob = [0; BLOB];
     blob[..8].copy_from_slice(&address.to_le_bytes());
-    // Programs read four bytes here; larger sizes travel in the calls.
+    // Programs read four bytes here; larger sizes are arguments of the calls.
     let size = u32::try_from(size).unwrap_or(u32::MAX);
     blob[8..12].copy_from_slice(&size.to_le_bytes());
     let region = region.to_bytes();
@@ -91,7 +91,7 @@ pub(super) fn blob(address: u64, size: u64, region: &RemoteRegion) -> [u8; BLOB]
     blob
 }
 
-/// The blob for a part of a region, in the form of the calls for one host.
+/// Creates the blob for a part of a region, in the format of the calls for one host.
 pub(super) fn ipc_blob(address: u64, size: u64, region: &RemoteRegion) -> [u8; IPC_BLOB] {
     let mut blob = [0; IPC_BLOB];
     blob[..8].copy_from_slice(&address.to_le_bytes());
@@ -101,10 +101,11 @@ pub(super) fn ipc_blob(address: u64, size: u64, region: &RemoteRegion) -> [u8; I
     blob
 }
 
-/// What a descriptor says of a region in numbers, four each: on which device the memory lies, from 1 on, where 0 is the host; and
-/// the key.
+/// Describes a region by two lists of four numbers. `rkeys` is the key. `lkeys` begins with the
+/// device of the memory, from 1 on, where 0 is the host; the rest is the key's, so that programs
+/// which compare `lkeys` get the same result as with `rkeys`.
 pub(super) fn key_words(region: &RemoteRegion) -> (Vec<u32>, Vec<u32>) {
-    // A descriptor that the engine made is one.
+    // A descriptor from the engine is always valid.
     let Ok(descriptor) = RegionDescriptor::decode(&region.to_bytes()) else {
         return (Vec::new(), Vec::new());
     };
@@ -115,7 +116,9 @@ pub(super) fn key_words(region: &RemoteRegion) -> (Vec<u32>, Vec<u32>) {
     let key = descriptor.key().0;
     let words = key.chunks_exact(4);
     let words = words.map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
-    (vec![place, 0, 0, 0], words.collect())
+    let rkeys: Vec<u32> = words.collect();
+    let lkeys = std::iter::once(place).chain(rkeys[1..].iter().copied());
+    (lkeys.collect(), rkeys)
 }
 
 fn key_from_words(words: &[u32]) -> Option<RegionKey> {
@@ -129,15 +132,21 @@ fn key_from_words(words: &[u32]) -> Option<RegionKey> {
     Some(RegionKey(key))
 }
 
-/// Describes memory for `transfer`: address and size, the registration here, the keys that grant access. Copying the keys into a
-/// new object with another address and size describes a part of the same registration.
+/// Describes memory for `transfer`: address and size, the local registration, the keys that grant
+/// access. Copying the keys into a new object with another address and size describes a part of the
+/// same registration.
 #[pyclass(get_all, set_all, module = "tcpx.p2p")]
 #[derive(Default)]
 pub(super) struct XferDesc {
+    /// The address of the first byte.
     pub(super) addr: u64,
+    /// Bytes.
     pub(super) size: u64,
+    /// The number of the local registration; it is not sent to peers.
     pub(super) mr_id: u64,
+    /// Keys of the registration for this side: equal for memory that shares a registration.
     pub(super) lkeys: Vec<u32>,
+    /// Keys that grant access to peers.
     pub(super) rkeys: Vec<u32>,
 }
 
@@ -170,7 +179,7 @@ impl XferDesc {
         bytes.extend(0u64.to_le_bytes());
     }
 
-    /// Takes the next descriptor of a serialised list.
+    /// Reads the next descriptor of a serialised list.
     pub(super) fn read_from(bytes: &mut &[u8]) -> Option<Self> {
         let (addr, size) = (take_u64(bytes)?, take_u64(bytes)?);
         let keys = usize::try_from(take_u64(bytes)?).ok()?;
@@ -197,10 +206,13 @@ pub(super) fn take_u64(bytes: &mut &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(word.try_into().ok()?))
 }
 
-/// What a transfer is known by. Nothing returns one; it is here because programs name the type.
+/// Identifies a transfer. Nothing returns one; it exists because programs name the type.
 #[pyclass(frozen, get_all, module = "tcpx.p2p")]
 pub(super) struct XferHandle {
+    /// The connection's number.
     conn_id: u64,
+    /// "read" or "write".
     op_name: String,
+    /// The transfer's number.
     transfer_id: u64,
 }

@@ -1,6 +1,6 @@
-//! The class: construction, connections.
+//! The class `Endpoint`: construction and connections.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
@@ -11,13 +11,18 @@ use super::arguments::Word;
 use super::connections::{Connections, Way};
 use super::memory::Registry;
 use super::metadata::{self, Metadata};
+use super::nearby::{self, Published};
 use super::pending::Pending;
 use crate::blocking::{self, Ended};
 use crate::log;
 use crate::owned::Owned;
 
-/// How long to leave a peer alone that cannot be reached.
+/// Pause before another attempt to reach a peer.
 const RETRY: Duration = Duration::from_millis(100);
+
+/// How long `connect_local` looks for an endpoint that may still be starting, and how often.
+const LOOK_FOR: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(10);
 
 /// One end of transfers: registers memory, connects, reads and writes.
 #[pyclass(frozen, module = "tcpx.p2p")]
@@ -26,9 +31,11 @@ pub(super) struct Endpoint {
     metadata: Vec<u8>,
 }
 
-/// What only the process that made the endpoint uses.
+/// State that only the process that created the endpoint uses.
 pub(super) struct Inside {
-    // Dropped in this order: transfers in flight are aborted while there is a session.
+    // Dropped in this order: first others stop finding it, then transfers in flight are aborted
+    // while there is a session.
+    _published: Option<Published>,
     pub(super) pending: Pending,
     pub(super) memory: Registry,
     pub(super) connections: Connections,
@@ -38,26 +45,27 @@ pub(super) struct Inside {
 }
 
 impl Endpoint {
-    /// Raises `ForkedError` in another process.
+    /// Returns the state. Raises `ForkedError` in another process.
     pub(super) fn inside(&self) -> PyResult<&Inside> {
         self.inside.get()
     }
 }
 
-/// Something that a call names does not exist: said on stderr, and by its result.
+/// Reports on stderr that an object which a call names does not exist. The call returns a failure.
 pub(super) fn unknown(what: &str, id: u64) {
     tracing::warn!(target: "tcpx", "there is no {what} {id}");
 }
 
-/// A call failed: why, on stderr.
+/// Reports on stderr why a call failed.
 pub(super) fn failed(what: &str, error: &Error) {
     tracing::warn!(target: "tcpx", "{what} failed: {error}");
 }
 
 #[pymethods]
 impl Endpoint {
-    /// Starts an endpoint that listens. `local_gpu_idx` names the GPU that peers are told; memory of any device, and of the
-    /// host, may be registered. `num_cpus` is there for older programs and ignored.
+    /// Starts an endpoint that listens. `local_gpu_idx` selects the GPU that peers are told; memory
+    /// of any device, and of the host, may be registered. `num_cpus` is accepted for older programs
+    /// and ignored.
     #[new]
     #[pyo3(signature = (local_gpu_idx=None, num_cpus=None))]
     fn new(py: Python<'_>, local_gpu_idx: Option<Word>, num_cpus: Option<Word>) -> PyResult<Self> {
@@ -72,8 +80,8 @@ impl Endpoint {
         };
         let config = metadata::config().map_err(wrong)?;
         log::start(config.log())?;
-        // Peers are told apart by name: the default (host and process) would be the same for two endpoints of a process, and in
-        // two containers.
+        // Peers are distinguished by name: the default (host and process) would be the same for two
+        // endpoints of a process, and in two containers.
         let mut random = [0; 4];
         getrandom::fill(&mut random).map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
         let name = format!("{}-{:08x}", config.name(), u32::from_le_bytes(random));
@@ -91,12 +99,14 @@ impl Endpoint {
         let address = chosen.or(addresses.first()).copied();
         let metadata = Metadata {
             address: address
-                .ok_or_else(|| PyRuntimeError::new_err("the session listens nowhere"))?,
+                .ok_or_else(|| PyRuntimeError::new_err("the session has no address"))?,
             bdf: bdf.clone(),
             info: session.connection_info(),
         };
+        let metadata = metadata.encode();
         Ok(Self {
             inside: Owned::waiting(Inside {
+                _published: Published::new(gpu, &metadata),
                 pending: Pending::default(),
                 memory: Registry::default(),
                 connections: Connections::default(),
@@ -104,16 +114,17 @@ impl Endpoint {
                 gpu,
                 bdf,
             }),
-            metadata: metadata.encode(),
+            metadata,
         })
     }
 
-    /// What a peer needs to connect to this endpoint; it contains a secret. Always the same bytes.
+    /// Returns the metadata that a peer needs to connect; it contains a secret. Always the same
+    /// bytes.
     fn get_metadata<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.metadata)
     }
 
-    /// A peer's address, port, and the PCI address of its GPU.
+    /// Returns a peer's address, port, and the PCI address of its GPU.
     #[staticmethod]
     fn parse_metadata(metadata: &Bound<'_, PyBytes>) -> PyResult<(String, u16, String)> {
         let found = Metadata::read(metadata.as_bytes())?;
@@ -121,7 +132,8 @@ impl Endpoint {
         Ok((ip, port, found.bdf))
     }
 
-    /// Connects to a peer whose metadata this process has parsed; tries again for as long as nobody is there.
+    /// Connects to a peer whose metadata this process has parsed; retries for as long as nobody
+    /// listens.
     #[pyo3(signature = (remote_ip_addr, remote_gpu_bdf=None, remote_port=-1, *, remote_gpu_idx=None))]
     fn connect(
         &self,
@@ -138,14 +150,14 @@ impl Endpoint {
         let found = metadata::seen().lock().at(remote_ip_addr, remote_port);
         let found = found.ok_or_else(|| {
             PyRuntimeError::new_err(format!(
-                "nothing is known of a peer at {remote_ip_addr} port {remote_port}: connecting needs the secret in its \
+                "no peer is known at {remote_ip_addr} port {remote_port}: connecting needs the secret in its \
                  metadata, so call Endpoint.parse_metadata (or add_remote_endpoint) with it first"
             ))
         })?;
         this.connect_to(py, &found, Way::Network)
     }
 
-    /// Connects to a peer by its metadata; the same metadata again gives the same number.
+    /// Connects to a peer by its metadata; the same metadata again returns the same number.
     fn add_remote_endpoint(
         &self,
         py: Python<'_>,
@@ -163,13 +175,14 @@ impl Endpoint {
         Ok((ok, id))
     }
 
-    /// Forgets a connection; adding the peer again gives a new number.
+    /// Removes a connection; adding the peer again returns a new number.
     fn remove_remote_endpoint(&self, py: Python<'_>, conn_id: Word) -> PyResult<bool> {
         let this = self.inside()?;
         Ok(py.detach(|| this.connections.remove(&this.session, conn_id.0)))
     }
 
-    /// Waits for the next peer that connects: its address, its GPU, the connection's number.
+    /// Waits for the next peer that connects; returns its address, its GPU, the connection's
+    /// number.
     fn accept(&self, py: Python<'_>) -> PyResult<(bool, String, i32, u64)> {
         let this = self.inside()?;
         let accept = |slice| this.connections.accept(&this.session, Way::Network, slice);
@@ -186,40 +199,47 @@ impl Endpoint {
         }
     }
 
-    /// Lets peers connect without `accept` being called. They can anyway; this only says that nobody will.
+    /// Lets peers connect without `accept`. They can anyway; this only declares that it will not be
+    /// called.
     fn start_passive_accept(&self) -> PyResult<bool> {
         let this = self.inside()?;
         this.connections.be_passive();
         Ok(true)
     }
 
-    /// Connects to a peer on this host by its GPU, where this process has parsed its metadata.
+    /// Connects to a peer on this host by its GPU: one whose metadata this process has parsed, or
+    /// else one of the same user, which may start up to 2 seconds later.
     #[pyo3(signature = (remote_gpu_bdf=None, *, remote_gpu_idx=None))]
     fn connect_local(
         &self,
         py: Python<'_>,
-        remote_gpu_bdf: Option<&str>,
+        remote_gpu_bdf: Option<Gpu>,
         remote_gpu_idx: Option<Word>,
     ) -> PyResult<(bool, u64)> {
         let this = self.inside()?;
-        let bdf = match (remote_gpu_bdf, remote_gpu_idx) {
-            (Some(bdf), _) => bdf.to_owned(),
-            (None, Some(Word(index))) => gpu_address(py, index)?,
+        let by_index = |Word(index)| Ok::<_, PyErr>((gpu_address(py, index)?, Some(index)));
+        let (bdf, index) = match (remote_gpu_bdf, remote_gpu_idx) {
+            (Some(Gpu::Bdf(bdf)), _) => (bdf, None),
+            (Some(Gpu::Index(index)), _) | (None, Some(index)) => by_index(index)?,
             (None, None) => {
                 return Err(PyTypeError::new_err("connect_local() needs remote_gpu_bdf"));
             }
         };
-        let found = metadata::seen().lock().on_gpu(&bdf);
-        match found {
+        match this.look_for(py, &bdf, index)? {
             Some(found) => this.connect_to(py, &found, Way::Local),
             None => {
-                tracing::warn!(target: "tcpx", "no metadata of an endpoint on GPU {bdf:?} was parsed");
+                let gpu = index.map_or_else(|| format!("{bdf:?}"), |index| index.to_string());
+                tracing::warn!(
+                    target: "tcpx",
+                    "connect_local: no endpoint of this user on this host is on GPU {gpu}, and no metadata of one was parsed"
+                );
                 Ok((false, 0))
             }
         }
     }
 
-    /// Waits for the next peer that connects with `connect_local`: its GPU, the connection's number.
+    /// Waits for the next peer that connects with `connect_local`; returns its GPU and the
+    /// connection's number.
     fn accept_local(&self, py: Python<'_>) -> PyResult<(bool, String, u64)> {
         let this = self.inside()?;
         let accept = |slice| this.connections.accept(&this.session, Way::Local, slice);
@@ -233,7 +253,7 @@ impl Endpoint {
         }
     }
 
-    /// Nobody is known by rank: always 2**64 - 1.
+    /// Peers have no ranks: always returns 2**64 - 1.
     fn conn_id_of_rank(&self, rank: i64) -> u64 {
         let _ = rank;
         u64::MAX
@@ -251,11 +271,47 @@ impl Endpoint {
     }
 }
 
+/// A GPU as programs name it: by its PCI address, or by its number.
+#[derive(FromPyObject)]
+enum Gpu {
+    Bdf(String),
+    Index(Word),
+}
+
 impl Inside {
+    /// Looks for another endpoint on a GPU of this host. Without GPUs the requested number
+    /// distinguishes endpoints.
+    fn look_for(
+        &self,
+        py: Python<'_>,
+        bdf: &str,
+        index: Option<u64>,
+    ) -> PyResult<Option<Metadata>> {
+        let own = self.session.connection_info();
+        let number = index.filter(|_| bdf.is_empty());
+        let fits = |gpu: i32, peer: &Metadata| {
+            let is_number = number.is_none_or(|number| u64::try_from(gpu) == Ok(number));
+            peer.bdf == bdf && is_number && peer.info != own
+        };
+        let parsed = || {
+            let parsed = metadata::seen().lock().on_gpu(bdf);
+            parsed.filter(|peer| number.is_none() && peer.info != own)
+        };
+        let until = Instant::now() + LOOK_FOR;
+        loop {
+            let found = parsed().or_else(|| py.detach(|| nearby::find(fits)));
+            if found.is_some() || Instant::now() >= until {
+                return Ok(found);
+            }
+            py.check_signals()?;
+            py.detach(|| std::thread::sleep(LOOK));
+        }
+    }
+
     fn connect_to(&self, py: Python<'_>, peer: &Metadata, way: Way) -> PyResult<(bool, u64)> {
         if peer.info.is_empty() {
             return Err(PyRuntimeError::new_err(format!(
-                "the endpoint at {} is no tcpx: both sides must run it",
+                "the endpoint at {} does not run tcpx: both sides must",
                 peer.address
             )));
         }
@@ -278,7 +334,7 @@ impl Inside {
         }
     }
 
-    /// Connects; a peer that is not there (yet) is tried again.
+    /// Connects; retries while the peer is not there (yet).
     fn reach(&self, py: Python<'_>, peer: &Peer) -> Result<(), Ended> {
         loop {
             match blocking::wait(py, None, |slice| peer.connect(slice)) {
@@ -292,7 +348,7 @@ impl Inside {
     }
 }
 
-/// The PCI address of a GPU; empty on machines that have none.
+/// Returns the PCI address of a GPU; empty on machines without any.
 fn gpu_address(py: Python<'_>, index: u64) -> PyResult<String> {
     let Ok(devices) = py.detach(tcpx_cuda::devices) else {
         return Ok(String::new());

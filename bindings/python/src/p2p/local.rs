@@ -1,8 +1,8 @@
 //! The calls for two processes of one host.
 //!
-//! They take addresses without a registration, so each call registers for as long as it needs. The
-//! engine chooses how bytes travel, as for all other calls: directly between processes on one host
-//! where it can, and otherwise by lanes.
+//! They take addresses without a registration, so each call registers memory for as long as it
+//! needs it. The engine chooses the path, as for all other calls: directly between processes on one
+//! host where it can, and otherwise by lanes.
 
 use std::sync::Arc;
 
@@ -20,7 +20,8 @@ use super::twosided::Half;
 
 #[pymethods]
 impl Endpoint {
-    /// A blob with which a peer reads and writes `size` bytes at `ptr`, until this endpoint's end.
+    /// Returns a blob with which a peer reads and writes `size` bytes at `ptr`, until this
+    /// endpoint's end.
     fn advertise_ipc<'py>(
         &self,
         py: Python<'py>,
@@ -36,7 +37,7 @@ impl Endpoint {
         Ok((ok, blob))
     }
 
-    /// As `advertise_ipc`, for many.
+    /// Does what `advertise_ipc` does, for many ranges.
     fn advertisev_ipc<'py>(
         &self,
         py: Python<'py>,
@@ -211,7 +212,7 @@ impl Inside {
         Some(ipc_blob(ptr, size, &memory.ok()?.region.descriptor()))
     }
 
-    /// Memory for one transfer.
+    /// Returns memory for one transfer.
     fn borrow(&self, ptr: u64, size: u64) -> Option<Arc<Memory>> {
         let memory = self.memory.borrow(&self.session, ptr, size);
         let memory = memory.inspect_err(|error| failed("registering memory", error));

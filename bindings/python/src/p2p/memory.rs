@@ -1,4 +1,5 @@
-//! Registrations: each has a number of its own; those that lie inside another one share its keys, and its life.
+//! Registrations: each has a number of its own; those inside another one share its keys and
+//! lifetime.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -7,11 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tcpx::{Error, LocalSlice, MemoryKind, Region, Session};
 
-/// Memory registered with the engine, used by one or more registrations. It ends with the last of them; without any, when nobody
-/// has it any more.
+/// Memory registered with the engine, used by one or more registrations. It ends with the last of
+/// them; without any, with the last reference.
 pub(super) struct Memory {
     pub(super) region: Region,
-    /// Registrations that use it; changes under the registry's lock.
+    /// Number of registrations that use it; changes under the registry's lock.
     users: AtomicU64,
 }
 
@@ -19,8 +20,8 @@ impl Memory {
     fn new(session: &Session, address: u64, len: u64) -> Result<Arc<Self>, Error> {
         let pointer = address as usize as *mut u8;
         let size = usize::try_from(len).unwrap_or(usize::MAX);
-        // SAFETY: the program keeps the memory until it ends the registration, or the transfer that it is for has ended, as
-        // the interface asks of it.
+        // SAFETY: the program keeps the memory until it ends the registration, or the transfer that
+        // it is for has ended, as the interface requires.
         let region = unsafe { session.register_raw(pointer, size, MemoryKind::Host) }?;
         Ok(Arc::new(Self {
             region,
@@ -41,7 +42,7 @@ impl Memory {
             .is_some_and(|end| end <= self.region.len() as u64)
     }
 
-    /// Where an address lies. One outside of the region is refused by the engine.
+    /// Returns the slice at an address. The engine refuses one outside of the region.
     pub(super) fn at(&self, address: u64) -> LocalSlice<'_> {
         let offset = address.wrapping_sub(self.start());
         self.region
@@ -59,10 +60,11 @@ struct Inner {
     by_id: HashMap<u64, Arc<Memory>>,
     /// By first address.
     by_start: BTreeMap<u64, Vec<Arc<Memory>>>,
-    /// The longest region that there ever was: how far back one that covers an address can begin.
+    /// The longest region ever registered: the maximum distance from an address back to the start
+    /// of a region that covers it.
     longest: u64,
     next_id: u64,
-    /// Ranges that are open to peers to the end, whatever else becomes of them.
+    /// Ranges that stay open to peers until the end, whatever other registrations do.
     for_good: HashMap<(u64, u64), Arc<Memory>>,
 }
 
@@ -78,7 +80,7 @@ impl Registry {
         Ok(id)
     }
 
-    /// Registers memory until the end of the endpoint, once.
+    /// Registers memory until the end of the endpoint, once per range.
     pub(super) fn add_for_good(
         &self,
         session: &Session,
@@ -95,20 +97,20 @@ impl Registry {
         Ok(memory)
     }
 
-    /// Memory for one transfer: what is registered, or else is for as long as it is held. It keeps nothing open that the program
-    /// deregisters meanwhile.
+    /// Returns memory for one transfer: an existing registration, or a temporary one. Keeps nothing
+    /// open that the program deregisters meanwhile.
     pub(super) fn borrow(
         &self,
         session: &Session,
         address: u64,
         len: u64,
     ) -> Result<Arc<Memory>, Error> {
-        // Nothing at all is not inside of anything: the engine says what is wrong with it.
+        // An empty range is inside of no region: the engine reports the error.
         let found = (len > 0).then(|| self.find(address, len)).flatten();
         found.map_or_else(|| Memory::new(session, address, len), Ok)
     }
 
-    /// Ends a registration; says whether there was one.
+    /// Ends a registration; returns whether there was one.
     pub(super) fn remove(&self, id: u64) -> bool {
         let (memory, last) = {
             let mut inner = self.inner.lock();
@@ -119,7 +121,8 @@ impl Registry {
             (memory, last)
         };
         if last {
-            // Without the lock: this waits for whoever uses the memory. It fails only where it has ended.
+            // Without the lock: this waits for users of the memory. It fails only if it has already
+            // ended.
             let _ = memory.region.deregister();
         }
         true
@@ -129,7 +132,7 @@ impl Registry {
         self.inner.lock().by_id.get(&id).cloned()
     }
 
-    /// Registered memory that an address lies in, for descriptors whose number says nothing.
+    /// Returns registered memory that contains an address, for descriptors without a valid number.
     pub(super) fn find(&self, address: u64, len: u64) -> Option<Arc<Memory>> {
         self.inner.lock().covering(address, len)
     }
@@ -137,7 +140,7 @@ impl Registry {
 
 impl Inner {
     fn memory(&mut self, session: &Session, address: u64, len: u64) -> Result<Arc<Memory>, Error> {
-        // Nothing at all is not inside of anything: the engine says what is wrong with it.
+        // An empty range is inside of no region: the engine reports the error.
         if len > 0
             && let Some(found) = self.covering(address, len)
         {
@@ -160,7 +163,7 @@ impl Inner {
             .cloned()
     }
 
-    /// One user less; says whether it was the last.
+    /// Removes one user; returns whether it was the last.
     fn release(&mut self, memory: &Arc<Memory>) -> bool {
         if memory.users.fetch_sub(1, Ordering::Relaxed) > 1 {
             return false;

@@ -1,15 +1,16 @@
 //! The bytes that let a peer connect.
 //!
-//! They begin as the interface says, so that programs which take them apart find what they look for, and
-//! end with what a session needs to know:
+//! They begin as the interface requires, so that programs which parse them find their fields, and
+//! end with what a session needs:
 //!
 //! ```text
 //! address (4 or 16)  port (2, big endian)  n (1)  PCI address of the GPU (n)  zeros  connection info (m)
 //! bytes of the address (1)  m (2, big endian)  "TCPX"
 //! ```
 //!
-//! The zeros fill up to a multiple of [`STEP`]: programs exchange metadata through buffers of the length of their
-//! own, so that of two machines must have the same length, however many interfaces they have.
+//! The zeros fill up to a multiple of [`STEP`]: programs exchange metadata through buffers of the
+//! length of their own, so the metadata of two machines must have the same length, however many
+//! interfaces they have.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -23,13 +24,13 @@ const STEP: usize = 512;
 const MAGIC: &[u8; 4] = b"TCPX";
 const TRAILER: usize = 3 + MAGIC.len();
 
-/// Metadata taken apart.
+/// Parsed metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Metadata {
     pub(super) address: SocketAddr,
     /// The PCI address of the peer's GPU; empty when it has none.
     pub(super) bdf: String,
-    /// What a session connects with; empty when the peer is no tcpx.
+    /// The connection info; empty if the peer does not run tcpx.
     pub(super) info: Vec<u8>,
 }
 
@@ -65,7 +66,7 @@ impl Metadata {
                     metadata
                 })
             }
-            // As others write it: the address is of the family that fits the length.
+            // As other implementations write it: the length determines the address family.
             None => [4, 16].into_iter().find_map(|ip_len| {
                 let (metadata, used) = Self::head(bytes, ip_len)?;
                 (used == bytes.len()).then_some(metadata)
@@ -73,7 +74,7 @@ impl Metadata {
         }
     }
 
-    /// The part that the interface describes, and its length.
+    /// Parses the part that the interface defines; returns it with its length.
     fn head(bytes: &[u8], ip_len: usize) -> Option<(Self, usize)> {
         let ip = bytes.get(..ip_len)?;
         let ip: IpAddr = match ip_len {
@@ -107,8 +108,9 @@ impl Metadata {
     }
 }
 
-/// Metadata that this process has taken apart, by the two things that calls without metadata name a peer by. `connect` and
-/// `connect_local` say where a peer is but cannot prove that they may talk to it; its connection info can.
+/// Metadata that this process has parsed, by the two keys that calls without metadata use for a
+/// peer. `connect` and `connect_local` name a peer's location but cannot prove that they may
+/// connect; its connection info can.
 #[derive(Default)]
 pub(super) struct Seen {
     by_address: HashMap<SocketAddr, Metadata>,
@@ -143,7 +145,8 @@ pub(super) fn seen() -> &'static Mutex<Seen> {
     &SEEN
 }
 
-/// The configuration of the environment, with the variable that the interface knows for the control interface.
+/// Returns the configuration of the environment, including the interface's variable for the control
+/// interface.
 pub(super) fn config() -> Result<Config, tcpx::Error> {
     let mut config = Config::from_env()?;
     const VARIABLE: &str = "UCCL_SOCKET_IFNAME";
@@ -163,7 +166,8 @@ pub(super) fn config() -> Result<Config, tcpx::Error> {
     Ok(config)
 }
 
-/// The address that peers are told: of the control interface, else of the first that carries data.
+/// Returns the address that peers are told: of the control interface, else of the first that
+/// carries data.
 pub(super) fn own_ip(config: &Config) -> Option<IpAddr> {
     let found = interfaces::discover().ok()?;
     let selector = match config.control_interface().is_default() {
@@ -180,7 +184,7 @@ pub(super) fn own_ip(config: &Config) -> Option<IpAddr> {
     v4.or(addresses.first()).copied()
 }
 
-/// The address of this machine that peers are told.
+/// Returns the address of this machine that peers are told.
 #[pyfunction]
 pub(super) fn get_oob_ip() -> PyResult<String> {
     let config = config().map_err(|error| PyRuntimeError::new_err(error.to_string()))?;

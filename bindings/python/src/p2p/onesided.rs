@@ -24,7 +24,7 @@ pub(super) struct Piece {
 
 #[pymethods]
 impl Endpoint {
-    /// Writes to the peer's memory; True once every byte is there.
+    /// Writes to the peer's memory; returns True once every byte has arrived.
     fn write(
         &self,
         py: Python<'_>,
@@ -40,7 +40,7 @@ impl Endpoint {
         this.finish(py, this.one(py, Op::Write, conn_id, piece))
     }
 
-    /// Reads from the peer's memory; True once every byte is here.
+    /// Reads from the peer's memory; returns True once every byte has arrived.
     fn read(
         &self,
         py: Python<'_>,
@@ -88,7 +88,7 @@ impl Endpoint {
         Ok(this.keep(this.one(py, Op::Read, conn_id, piece)))
     }
 
-    /// Writes many pieces; True once every byte is there.
+    /// Writes many pieces; returns True once every byte has arrived.
     #[expect(clippy::too_many_arguments, reason = "those of the interface")]
     fn writev(
         &self,
@@ -106,7 +106,7 @@ impl Endpoint {
         this.finish(py, started)
     }
 
-    /// Reads many pieces; True once every byte is here.
+    /// Reads many pieces; returns True once every byte has arrived.
     #[expect(clippy::too_many_arguments, reason = "those of the interface")]
     fn readv(
         &self,
@@ -158,8 +158,8 @@ impl Endpoint {
         Ok(this.keep(this.many(py, Op::Read, conn_id, lists)?))
     }
 
-    /// Starts a transfer between lists of descriptors; `op_name` is "read" or "write". Lengths are those of the
-    /// local side.
+    /// Starts a transfer between lists of descriptors; `op_name` is "read" or "write". The local
+    /// side determines the lengths.
     fn transfer(
         &self,
         py: Python<'_>,
@@ -216,7 +216,8 @@ impl Endpoint {
         Ok(this.keep(this.start(py, op, conn_id.0, pieces)))
     }
 
-    /// Whether a transfer is fine, and whether it is done. One that failed is neither waited for nor asked about again.
+    /// Returns whether a transfer has not failed, and whether it is done. A failed one is forgotten
+    /// afterwards.
     fn poll_async(&self, py: Python<'_>, transfer_id: Word) -> PyResult<(bool, bool)> {
         let this = self.inside()?;
         Ok(match py.detach(|| this.pending.poll(transfer_id.0)) {
@@ -285,7 +286,7 @@ impl Inside {
         Ok(self.start(py, op, conn_id.0, pieces))
     }
 
-    /// Starts a transfer; says why not, on stderr, when it cannot.
+    /// Starts a transfer; reports on stderr why it cannot.
     pub(super) fn start(
         &self,
         py: Python<'_>,
@@ -320,12 +321,12 @@ impl Inside {
         }
     }
 
-    /// Gives what was started a number.
+    /// Assigns a number to a started transfer.
     pub(super) fn keep(&self, started: Option<Started>) -> (bool, u64) {
         started.map_or((false, 0), |started| (true, self.pending.add(started)))
     }
 
-    /// Waits for the end of what was started.
+    /// Waits for the end of a started transfer.
     pub(super) fn finish(&self, py: Python<'_>, started: Option<Started>) -> PyResult<bool> {
         let Some(started) = started else {
             return Ok(false);

@@ -10,26 +10,26 @@ use super::connections::Connection;
 use super::endpoint::failed;
 use super::memory::Memory;
 
-/// How many failures are remembered for callers who ask again.
+/// Number of failures remembered for callers that ask again.
 const FAILURES: usize = 1024;
 
-/// What one call started.
+/// The transfers that one call started.
 pub(super) struct Started {
-    /// Dropped first: what is in flight is aborted before the memory goes.
+    /// Dropped first: transfers in flight are aborted before the memory goes.
     pub(super) parts: Vec<Transfer>,
-    /// What was registered for the transfer alone ends with it.
+    /// Memory registered only for the transfer, which ends with it.
     pub(super) _memory: Vec<Arc<Memory>>,
-    /// The connection that it cannot outlive: the peer knows messages by it.
+    /// The connection that it cannot outlive: the peer identifies messages by it.
     pub(super) on: Option<Connection>,
 }
 
 impl Started {
-    /// Why it has no future, if so.
+    /// Returns why it can never complete, if so.
     pub(super) fn cut_off(&self) -> Option<Error> {
         self.on.as_ref().and_then(Connection::lost)
     }
 
-    /// Whether all of it has ended; why not well, when it has not.
+    /// Returns whether all of it has ended; fails with the first error.
     fn poll(&self) -> Result<bool, Error> {
         let mut done = true;
         for part in &self.parts {
@@ -56,16 +56,16 @@ struct Inner {
     started: HashMap<u64, Arc<Started>>,
     last_id: u64,
     failed: VecDeque<u64>,
-    /// When to look for transfers that nobody asks about.
+    /// Number of transfers at which ended ones are swept.
     sweep_at: usize,
 }
 
-/// What is known of a transfer.
+/// The state of a transfer.
 pub(super) enum Known {
     Done,
     InFlight,
     Failed(Error),
-    /// It has failed before, or never was.
+    /// The transfer has already failed, or never existed.
     Nothing,
 }
 
@@ -89,7 +89,7 @@ impl Pending {
                 None if id == 0 || id > inner.last_id || inner.failed.contains(&id) => {
                     return Known::Nothing;
                 }
-                // What is gone without having failed was done.
+                // A transfer that is gone without a failure was done.
                 None => return Known::Done,
             }
         };
@@ -116,7 +116,7 @@ impl Inner {
         self.failed.push_back(id);
     }
 
-    /// Forgets what has ended: some programs never ask.
+    /// Forgets ended transfers: some programs never poll.
     fn sweep(&mut self) {
         let ended = |(id, started): (&u64, &Arc<Started>)| match started.poll() {
             Ok(false) => None,
@@ -129,7 +129,7 @@ impl Inner {
                     self.started.remove(&id);
                 }
                 Some(error) => {
-                    failed("a transfer that nobody has asked about", &error);
+                    failed("a transfer that was never polled", &error);
                     self.fail(id);
                 }
             }

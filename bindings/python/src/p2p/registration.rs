@@ -10,7 +10,8 @@ use super::endpoint::{Endpoint, Inside, failed, unknown};
 
 #[pymethods]
 impl Endpoint {
-    /// Registers memory of the host or of a GPU; each call gives a new number. `floatType` is a hint that is not needed.
+    /// Registers memory of the host or of a GPU; each call returns a new number. `floatType` is an
+    /// unused hint.
     #[pyo3(signature = (ptr, size, floatType=None))]
     #[expect(non_snake_case, reason = "a keyword of the interface")]
     fn reg(
@@ -26,7 +27,7 @@ impl Endpoint {
         Ok(id.map_or((false, 0), |id| (true, id)))
     }
 
-    /// Registers many; all or none.
+    /// Registers many ranges; all or none.
     fn regv(&self, py: Python<'_>, ptrs: Words, sizes: Words) -> PyResult<(bool, Vec<u64>)> {
         let this = self.inside()?;
         same_length(&[("sizes", sizes.0.len())], ptrs.0.len() as u64)?;
@@ -45,13 +46,14 @@ impl Endpoint {
         }))
     }
 
-    /// Ends a registration; False when there is none of that number.
+    /// Ends a registration; returns False if there is none of that number.
     fn dereg(&self, py: Python<'_>, mr_id: Word) -> PyResult<bool> {
         let this = self.inside()?;
         Ok(py.detach(|| this.memory.remove(mr_id.0)))
     }
 
-    /// Registers everything that has `data_ptr()`, `numel()` and `element_size()`, as tensors have.
+    /// Registers every object that has `data_ptr()`, `numel()` and `element_size()`, as tensors
+    /// have.
     fn register_memory(
         &self,
         py: Python<'_>,
@@ -98,7 +100,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Descriptors as bytes, for a peer.
+    /// Serialises descriptors, for a peer.
     fn get_serialized_descs<'py>(
         &self,
         py: Python<'py>,
@@ -111,7 +113,7 @@ impl Endpoint {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// Descriptors from bytes.
+    /// Deserialises descriptors.
     fn deserialize_descs(&self, serialized_bytes: &Bound<'_, PyBytes>) -> PyResult<Vec<XferDesc>> {
         let mut bytes = serialized_bytes.as_bytes();
         if bytes.is_empty() {
@@ -119,13 +121,14 @@ impl Endpoint {
         }
         let short = || PyRuntimeError::new_err("serialised descriptors are cut short");
         let count = take_u64(&mut bytes).ok_or_else(short)?;
-        // No capacity is taken from the count: it may say anything.
+        // Does not reserve memory by the count, which is not trusted.
         (0..count)
             .map(|_| XferDesc::read_from(&mut bytes).ok_or_else(short))
             .collect()
     }
 
-    /// A blob of 64 bytes with which peers read and write `size` bytes at `ptr`. Older programs pass a connection first.
+    /// Returns a blob of 64 bytes with which peers read and write `size` bytes at `ptr`. Older
+    /// programs pass a connection first.
     #[pyo3(signature = (*args, **kwargs))]
     fn advertise<'py>(
         &self,
@@ -145,7 +148,7 @@ impl Endpoint {
         })
     }
 
-    /// As `advertise`, for many.
+    /// Does what `advertise` does, for many ranges.
     #[pyo3(signature = (*args, **kwargs))]
     fn advertisev<'py>(
         &self,

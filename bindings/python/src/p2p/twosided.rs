@@ -9,7 +9,7 @@ use super::endpoint::{Endpoint, Inside, failed, unknown};
 use super::memory::Memory;
 use super::pending::Started;
 
-/// Which half of a message.
+/// The side of a message.
 #[derive(Clone, Copy)]
 pub(super) enum Half {
     Send,
@@ -208,5 +208,5 @@ impl Inside {
     }
 }
 
-/// Memory, an address in it, and bytes from there.
+/// Memory, an address in it, and a length from there.
 type Row = (Arc<Memory>, u64, u64);

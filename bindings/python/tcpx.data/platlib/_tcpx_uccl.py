@@ -6,7 +6,7 @@ import sys
 
 
 class Finder:
-    """Finds `uccl` where tcpx has its stand-in, unless another one is installed and comes first."""
+    """Finds `uccl` in tcpx's stand-in, unless another one is installed and takes precedence."""
 
     def __init__(self, replace):
         self.replace = replace
@@ -23,12 +23,12 @@ class Finder:
     def _installed(self):
         others = (finder for finder in sys.meta_path if not isinstance(finder, Finder))
         specs = (finder.find_spec("uccl", None) for finder in others)
-        # A folder that only has the name is no package.
+        # A folder of that name is no package.
         return any(spec is not None and spec.origin is not None for spec in specs)
 
 
 def start(replace=False):
-    """From now on `import uccl` gives tcpx, where no UCCL is installed; with `replace`, also where one is."""
+    """Makes `import uccl` import tcpx if no UCCL is installed; with `replace`, also if one is."""
     stop()
     sys.meta_path.insert(0, Finder(replace))
 
@@ -39,7 +39,7 @@ def stop():
 
 
 def start_by_environment():
-    """What `TCPX_AS_UCCL` asks for: nothing, 1, or replace."""
+    """Returns the mode that `TCPX_AS_UCCL` requests: nothing, 1, or replace."""
     wanted = os.environ.get("TCPX_AS_UCCL", "").lower()
     if wanted in ("", "0", "no", "off", "false"):
         return

@@ -1,9 +1,9 @@
-//! What a model keeps of its speed while its memory is moved.
+//! Measures how much of its speed a model keeps while its memory is moved.
 //!
 //! A model that computes and a transfer of its memory share a GPU: its memory, its copy engines
-//! and, for scattered blocks, its processors. Here the built-in loads take the place of the model,
-//! since only their speed matters. Each runs alone and beside a transfer that is posted again and
-//! again, in turns, so that a clock that falls with the heat slows both.
+//! and, for scattered blocks, its processors. Here built-in loads replace the model, since only
+//! their speed matters. Each runs alone and beside a transfer that is posted repeatedly, in turns,
+//! so that a clock that falls with the heat slows both.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,13 +25,13 @@ use crate::suite::Case;
 use crate::units;
 use crate::workload::Shape;
 
-/// Turns of each load alone and beside each transfer.
+/// Number of turns of each load alone and beside each transfer.
 const ROUNDS: u32 = 3;
 
-/// Iterations that are started at once: the GPU has the next one when one is over.
+/// Iterations started at once, so that the GPU always has a next one.
 const BURST: u32 = 4;
 
-/// What the GPU computes meanwhile.
+/// The work of the GPU meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LoadKind {
@@ -47,7 +47,7 @@ impl LoadKind {
     /// All of them.
     pub const ALL: [LoadKind; 3] = [LoadKind::Matmul, LoadKind::Copy, LoadKind::Decode];
 
-    /// What one iteration does, in sizes of today's models divided by `divisor`.
+    /// Returns the work of one iteration, in sizes of current models divided by `divisor`.
     fn work(self, divisor: usize) -> Work {
         let part = |size: usize| (size / divisor.max(1)).max(1);
         match self {
@@ -73,7 +73,7 @@ impl fmt::Display for LoadKind {
     }
 }
 
-/// How [`Bench::run_beside`] measures.
+/// The options of [`Bench::run_beside`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BesideOptions {
     /// Time for each load with each transfer, half of it for the load alone.
@@ -84,20 +84,20 @@ pub struct BesideOptions {
     pub verify: bool,
 }
 
-/// One transfer beside one load.
+/// The result of one transfer beside one load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BesideResult {
-    /// What the GPU computed.
+    /// The load.
     pub load: LoadKind,
     /// The case's name.
     pub name: String,
-    /// What was moved meanwhile.
+    /// The transferred data.
     pub shape: Shape,
     /// Decimal gigabytes per second of the transfer beside the load.
     pub gb_per_s: f64,
-    /// The load's speed beside the transfer as a part of its speed alone.
+    /// The load's speed beside the transfer as a fraction of its speed alone.
     pub keeps: f64,
-    /// The smallest and the largest part of any two rounds that followed each other.
+    /// The smallest and the largest fraction of two consecutive rounds.
     pub keeps_range: (f64, f64),
     /// The load alone.
     pub alone: Pace,
@@ -107,7 +107,7 @@ pub struct BesideResult {
     pub verified: bool,
 }
 
-/// How fast a load ran.
+/// The speed of a load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Pace {
     /// Iterations per second: the median of the rounds.
@@ -136,7 +136,7 @@ impl Pace {
     }
 }
 
-/// What was measured in turns: bursts of the load, and transfers.
+/// Measurements taken in turns: bursts of the load, and transfers.
 #[derive(Default)]
 struct Turns {
     alone: Vec<Vec<Duration>>,
@@ -145,7 +145,7 @@ struct Turns {
 }
 
 impl BesideResult {
-    /// `None` where nothing was measured.
+    /// Returns `None` if nothing was measured.
     fn new(load: LoadKind, case: &Case, turns: &Turns, verified: bool) -> Option<BesideResult> {
         let (alone, beside) = (Pace::new(&turns.alone)?, Pace::new(&turns.beside)?);
         let pairs = || {
@@ -172,11 +172,11 @@ impl BesideResult {
 }
 
 impl Bench {
-    /// Measures each load alone and beside each case's transfer. The loads run on the GPU that this
-    /// side's memory lies on.
+    /// Measures each load alone and beside each case's transfer. The loads run on the GPU that
+    /// holds this side's memory.
     ///
     /// # Errors
-    /// This side's memory does not lie on a GPU, that has no room for the loads, the loads compute
+    /// This side's memory is not on a GPU, the GPU has no room for the loads, the loads compute
     /// wrong values, or as [`Bench::run`].
     pub fn run_beside(
         &mut self,
@@ -199,6 +199,9 @@ impl Bench {
         }
         let mut results = Vec::new();
         for (index, case) in cases.iter().enumerate() {
+            if progress.is_interrupted() {
+                break;
+            }
             progress.started(index, cases.len(), case);
             progress.step(Step::Verifying);
             let mut stage = Stage::new(self, case)?;
@@ -265,7 +268,7 @@ fn run(load: &Load, window: Duration) -> Result<Vec<Duration>, Error> {
     Ok(bursts)
 }
 
-/// The same while a transfer is posted again and again; returns also the times of the transfers, at
+/// Runs a load while a transfer is posted repeatedly; returns also the times of the transfers, at
 /// least one.
 fn run_beside(
     load: &Load,
@@ -287,7 +290,7 @@ fn run_beside(
             }
             Ok(())
         });
-        // The first one brings the transfer up to speed. Without one, the mover has failed.
+        // The first transfer warms up. If none comes, the mover has failed.
         let first = receiver.recv();
         let bursts = first.map(|_| run(load, window));
         stop.store(true, Ordering::Relaxed);

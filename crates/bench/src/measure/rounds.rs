@@ -1,19 +1,23 @@
-//! How a limit becomes rounds; pure.
+//! Divides a limit into rounds; pure.
 
 use std::time::Duration;
 
 use crate::workload::Limit;
 
-/// How many rounds a number of iterations is spread over.
+/// Number of rounds over which iterations are spread.
 const ROUNDS: u32 = 10;
 
-/// The least number of rounds of a timed case.
+/// Minimum rounds of a timed case.
 const MIN_ROUNDS: usize = 3;
 
-/// The most iterations of one round, which bounds the memory for samples.
+/// Intended maximum duration of a round of a timed case: an interrupted measurement ends after its
+/// current round.
+const MAX_ROUND: Duration = Duration::from_secs(1);
+
+/// Maximum iterations of one round, which bounds the memory for samples.
 const MAX_ROUND_ITERATIONS: u32 = 100_000;
 
-/// How many iterations each round has, and when the last one is.
+/// The number of iterations per round, and the end condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RoundPlan {
     /// This many iterations in total.
@@ -28,8 +32,8 @@ impl RoundPlan {
             Limit::Iterations(iterations) => RoundPlan::Counted { iterations },
             Limit::Duration(duration) => {
                 let contestants = if floor { 2 } else { 1 };
-                let round = duration.as_secs_f64() / f64::from(ROUNDS * contestants);
-                let iterations = (round / iteration.as_secs_f64().max(1e-7)) as u32;
+                let round = (duration / (ROUNDS * contestants)).min(MAX_ROUND);
+                let iterations = (round.as_secs_f64() / iteration.as_secs_f64().max(1e-7)) as u32;
                 let iterations = iterations.clamp(1, MAX_ROUND_ITERATIONS);
                 RoundPlan::Timed {
                     iterations,
@@ -39,7 +43,7 @@ impl RoundPlan {
         }
     }
 
-    /// Iterations of the next round after `rounds`; none when it is enough.
+    /// Returns the iterations of the next round after `rounds`; `None` at the end.
     pub(super) fn next(&self, rounds: usize, elapsed: Duration) -> Option<u32> {
         match *self {
             RoundPlan::Counted { iterations } => {
@@ -101,6 +105,13 @@ mod tests {
         assert_eq!(plan.next(MIN_ROUNDS, second / 2), Some(10));
         assert_eq!(plan.next(MIN_ROUNDS, second), None);
         assert_eq!(plan.done(1, second / 2), 0.5);
+    }
+
+    #[test]
+    fn rounds_of_a_long_case_stay_short() {
+        let hour = Limit::Duration(Duration::from_secs(3600));
+        let plan = RoundPlan::new(hour, Duration::from_millis(10), true);
+        assert_eq!(plan.next(0, Duration::ZERO), Some(100));
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! One case, set up: what both contestants run over, and how each runs a round.
+//! One prepared case: the memory of both contestants, and their rounds.
 
 use std::time::{Duration, Instant};
 
+use tcpx::stats::{ProcessStats, Sample};
 use tcpx::{Peer, RemoteRegion, Segment, Session, Transfer, TransferState};
 
 use super::rounds::RoundPlan;
@@ -15,24 +16,28 @@ use crate::suite::Case;
 use crate::usage;
 use crate::workload::{Limit, Mismatch, Op, Shape, Side};
 
-/// Turns that every candidate of the floor has.
+/// Number of turns of each candidate of the floor.
 const TUNING_TURNS: usize = 3;
 
-/// About how many bytes it moves in each.
+/// Approximate bytes moved in each turn.
 const TUNING_BYTES: u64 = 128 << 20;
 
-/// How long one transfer may take.
+/// Time limit of one transfer.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What was measured in turns.
+/// Measurements taken in turns.
 #[derive(Default)]
 pub(super) struct Rounds {
     pub(super) engine: Vec<Round>,
     pub(super) floor: Vec<Round>,
+    /// What was observed of the engine meanwhile.
+    pub(super) observed: Sample,
 }
 
-/// Everything one case needs, set up.
+/// Everything that one case needs, prepared.
 pub(super) struct Stage<'b> {
+    session: &'b Session,
+    peer: &'b Peer,
     remote: &'b mut Remote,
     streams: Option<&'b Streams>,
     seed: &'b mut u64,
@@ -55,6 +60,8 @@ impl<'b> Stage<'b> {
         let transfer = prepare(&bench.session, &bench.peer, &shape, &memory, &region)?;
         let prepare = start.elapsed();
         Ok(Stage {
+            session: &bench.session,
+            peer: &bench.peer,
             remote: &mut bench.remote,
             streams: bench.streams.as_ref(),
             seed: &mut bench.seed,
@@ -70,7 +77,7 @@ impl<'b> Stage<'b> {
         })
     }
 
-    /// Poisons both buffers, lets one of the two move the bytes, and checks every one of them.
+    /// Poisons both buffers, lets one contestant move the bytes, and checks every one of them.
     pub(super) fn verified(&mut self, contestant: Contestant) -> Result<(), Error> {
         let (source, poison) = (*self.seed, *self.seed + 1);
         *self.seed += 2;
@@ -98,7 +105,7 @@ impl<'b> Stage<'b> {
         })
     }
 
-    /// Warms both up, settles the floor's call size, and returns how long an iteration takes.
+    /// Warms both up, chooses the floor's call size, and returns the duration of an iteration.
     pub(super) fn warm_up(&mut self, iterations: u32, floor: bool) -> Result<Duration, Error> {
         let iterations = iterations.max(1);
         let engine = self.engine_round(iterations)?;
@@ -109,11 +116,11 @@ impl<'b> Stage<'b> {
         Ok(slowest)
     }
 
-    /// Tries every call size, in turns so that a neighbour hits all alike, and
-    /// keeps the fastest. Returns how long an iteration takes with it.
+    /// Tries every call size, in turns so that other load affects all alike, and keeps the fastest.
+    /// Returns the duration of an iteration with it.
     fn tune_floor(&mut self) -> Result<Duration, Error> {
         let total = self.shape.total_bytes();
-        // Larger calls are the same calls for a transfer that fits into the smallest.
+        // For a transfer that fits the smallest call, larger calls make no difference.
         let fits = total <= CALL_BYTES[0] as u64;
         let candidates = if fits {
             &CALL_BYTES[..1]
@@ -153,24 +160,39 @@ impl<'b> Stage<'b> {
         while let Some(iterations) = plan.next(rounds.engine.len(), start.elapsed()) {
             let engine_first = rounds.engine.len().is_multiple_of(2);
             if engine_first {
-                rounds.engine.push(self.engine_round(iterations)?);
+                self.observed_round(iterations, &mut rounds)?;
             }
             if floor {
                 rounds.floor.push(self.floor_round(iterations)?);
             }
             if !engine_first {
-                rounds.engine.push(self.engine_round(iterations)?);
+                self.observed_round(iterations, &mut rounds)?;
             }
             progress.step(Step::Measuring {
                 done: plan.done(rounds.engine.len(), start.elapsed()),
                 engine: self.rate(&rounds.engine).unwrap_or_default(),
                 floor: self.rate(&rounds.floor),
             });
+            if progress.is_interrupted() {
+                break;
+            }
         }
         Ok(rounds)
     }
 
-    /// GB/s of the latest round.
+    /// Runs a round of the engine between two readings of its statistics.
+    fn observed_round(&mut self, iterations: u32, rounds: &mut Rounds) -> Result<(), Error> {
+        let read = |session: &Session| ProcessStats::with_session(session.stats_with_kernel());
+        let before = read(self.session);
+        rounds.engine.push(self.engine_round(iterations)?);
+        let sample = read(self.session).sample(&before, 0, self.peer.name());
+        if let Some(sample) = sample {
+            rounds.observed.add(&sample);
+        }
+        Ok(())
+    }
+
+    /// Returns GB/s of the latest round.
     fn rate(&self, rounds: &[Round]) -> Option<f64> {
         let elapsed = median_duration(&rounds.last()?.samples)?;
         Some(crate::units::gigabytes_per_second(
@@ -198,12 +220,12 @@ impl<'b> Stage<'b> {
         })
     }
 
-    /// The engine's transfer, which is not in flight.
+    /// Returns the engine's transfer, which is not in flight.
     pub(super) fn transfer(&self) -> &Transfer {
         &self.transfer
     }
 
-    /// Whether the floor goes over a plugin.
+    /// Returns whether the floor goes over a plugin.
     pub(super) fn is_plugged(&self) -> bool {
         self.streams.is_some_and(Streams::is_plugged)
     }
@@ -260,7 +282,7 @@ pub(crate) fn complete(transfer: &Transfer, waiting: Waiting) -> Result<(), Erro
             match transfer.poll() {
                 TransferState::Done => return Ok(()),
                 TransferState::InProgress => std::hint::spin_loop(),
-                // The peer's timeout bounds the loop; `wait` has the error's words.
+                // The peer timeout bounds the loop; `wait` returns the error.
                 _ => return Ok(transfer.wait(Duration::ZERO)?),
             }
         },

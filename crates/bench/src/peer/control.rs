@@ -1,4 +1,4 @@
-//! What the measuring process asks of the other, as JSON in the messages of a bootstrap
+//! The requests of the measuring process to the other, as JSON in the messages of a bootstrap
 //! [`Channel`].
 
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::place::Place;
 use crate::usage::Usage;
 use crate::workload::{Mismatch, Shape};
 
-/// Both sides must agree on this: messages of another version are not understood.
-pub const VERSION: u32 = 2;
+/// Version of the messages; both sides must have the same.
+pub const VERSION: u32 = 3;
 
-/// Settings that the measuring process may choose for the other. The rest is the machine's own.
+/// Settings that the measuring process may choose for the other. The rest belongs to the machine.
 pub const SHARED_SETTINGS: [&str; 11] = [
     "lanes",
     "chunk_bytes",
@@ -32,7 +32,7 @@ pub const SHARED_SETTINGS: [&str; 11] = [
     "same_host",
 ];
 
-/// From the measuring process.
+/// Messages of the measuring process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
@@ -42,11 +42,12 @@ pub enum Request {
         version: u32,
         /// Keys (of [`SHARED_SETTINGS`]) and values.
         settings: Vec<(String, String)>,
-        /// Where its memory shall lie. Versions that know host memory only do not say.
+        /// The place of its memory. Versions that support host memory only do not send it.
         #[serde(default)]
         place: Place,
     },
-    /// Have registered memory for a workload, in place of the previous. Answer: [`Reply::Region`].
+    /// Allocate registered memory for a workload, replacing the previous one. Answer:
+    /// [`Reply::Region`].
     Prepare {
         /// The workload.
         shape: Shape,
@@ -56,52 +57,51 @@ pub enum Request {
         /// The seed.
         seed: u64,
     },
-    /// Check that the memory holds what the other side was filled with. Answer: [`Reply::Done`] or
+    /// Check that the memory has the pattern of the other side. Answer: [`Reply::Done`] or
     /// [`Reply::Corrupt`].
     Verify {
         /// The other side's seed.
         seed: u64,
-        /// Whose bytes: those that the engine has moved, or those of the floor.
+        /// The contestant that has moved the bytes.
         contestant: Contestant,
     },
     /// Listen for floor streams. Answer: [`Reply::Listening`].
     FloorListen,
-    /// Make the comms of the floor's streams, while the client does.
+    /// Set up the comms of the floor's streams, while the client does.
     FloorPlug,
-    /// Take the streams that have been opened.
+    /// Accept the opened streams.
     FloorAccept {
-        /// How many.
+        /// Number of streams.
         streams: usize,
-        /// The congestion control they get, unless it is the system's.
+        /// Their congestion control, unless it is the system's.
         congestion_control: Option<String>,
     },
     /// Serve iterations of the floor over the prepared memory. Answered at their end.
     FloorRun {
-        /// How many.
+        /// Number of iterations.
         iterations: u32,
-        /// How.
+        /// The parameters of the round.
         tuning: Tuning,
     },
-    /// Say how much CPU time the process has used, and nothing that costs more. Answer:
-    /// [`Reply::Cpu`].
+    /// Report the CPU time of the process, and nothing that costs more. Answer: [`Reply::Cpu`].
     Cpu,
-    /// Say what the process has used. Answer: [`Reply::Usage`].
+    /// Report the usage of the process. Answer: [`Reply::Usage`].
     Usage,
-    /// Start this many further sessions that do nothing, in place of the previous ones. Answer:
+    /// Start this many further idle sessions, replacing the previous ones. Answer:
     /// [`Reply::Sessions`].
     Sessions {
-        /// How many; none ends them.
+        /// Number of sessions; 0 ends them.
         count: usize,
     },
-    /// The measurement is over.
+    /// End the measurement.
     Quit,
 }
 
-/// From the other process.
+/// Messages of the other process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
-    /// Who I am.
+    /// The description of this process.
     Hello {
         /// [`VERSION`].
         version: u32,
@@ -115,29 +115,29 @@ pub enum Reply {
         /// For `RemoteRegion::from_bytes`.
         descriptor: Vec<u8>,
     },
-    /// Where the floor streams go.
+    /// The address for the floor streams.
     Listening {
-        /// The port.
-        port: u16,
-        /// What to say first.
+        /// The port on this machine; `None` for the port of the client's connection.
+        port: Option<u16>,
+        /// The nonce that streams send first.
         nonce: Nonce,
     },
     /// CPU time of the process.
     Cpu(Duration),
-    /// What the process has used.
+    /// The usage of the process.
     Usage(Usage),
     /// Connection infos of the further sessions.
     Sessions {
-        /// One each.
+        /// One per session.
         infos: Vec<Vec<u8>>,
     },
-    /// It is done.
+    /// The request succeeded.
     Done,
     /// The bytes are wrong.
     Corrupt(Mismatch),
-    /// It could not be done.
+    /// The request failed.
     Failed {
-        /// Why.
+        /// The reason.
         message: String,
     },
 }
@@ -148,10 +148,10 @@ pub(super) fn send(channel: &mut Channel, message: &impl Serialize) -> Result<()
     channel.send(&bytes)
 }
 
-/// Reads one message from the bytes of one.
+/// Decodes one message.
 pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
     serde_json::from_slice(bytes).map_err(|error| Error::Protocol {
-        what: format!("a message that makes no sense: {error}"),
+        what: format!("a malformed message: {error}"),
     })
 }
 

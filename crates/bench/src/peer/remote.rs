@@ -1,8 +1,8 @@
-//! The measuring process's handle on the other one.
+//! The measuring process's handle of the other one.
 
 use std::ffi::OsString;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -23,14 +23,14 @@ use crate::place::Place;
 use crate::usage::Usage;
 use crate::workload::{Mismatch, Shape};
 
-/// How long any one answer may take. The longest work between two messages is filling or verifying
-/// the memory of a workload, or one round of the floor.
+/// Time limit of any one answer. The longest work between two messages is filling or verifying the
+/// memory of a workload, or one round of the floor.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How long a second process may take to end by itself once it was told to.
+/// How long a second process may take to exit after it was told to.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The second process: what to run so that it calls [`serve_stdin`](super::serve_stdin).
+/// The command line of the second process, which calls [`serve_stdin`](super::serve_stdin).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
     /// The executable.
@@ -42,14 +42,14 @@ pub struct Program {
 }
 
 impl Program {
-    /// This very program, with other arguments.
+    /// Returns the command line of this program, with other arguments.
     ///
     /// # Errors
-    /// The system does not say what this program is.
+    /// The system does not report the executable of this program.
     pub fn same(
         arguments: impl IntoIterator<Item = impl Into<OsString>>,
     ) -> Result<Program, Error> {
-        // The running file, also when a new build has taken its name since.
+        // The running file, even if a new build has replaced it since.
         let running = PathBuf::from("/proc/self/exe");
         let named = std::env::current_exe();
         let path = if running.exists() { Ok(running) } else { named };
@@ -76,8 +76,8 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Starts a second process on this machine. Its standard input is the control connection.
-    /// Its memory shall lie at `place`.
+    /// Starts a second process on this machine. Its standard input is the control connection. Its
+    /// memory will be at `place`.
     pub fn spawn(
         program: &Program,
         place: Place,
@@ -94,7 +94,7 @@ impl Remote {
             .envs(program.environment.iter().map(|(key, value)| (key, value)))
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::null())
-            // What a terminal interrupts is this process, which ends the other in order.
+            // A terminal interrupts only this process, which ends the other in order.
             .process_group(0)
             .spawn()
             .map_err(failed)?;
@@ -102,7 +102,13 @@ impl Remote {
         Remote::greet(channel, Some(child), place, settings)
     }
 
-    /// Connects to a [`Server`](super::Server), `name:port`, whose memory shall lie at `place`.
+    /// Returns whether the other process was started by this one.
+    #[must_use]
+    pub fn is_child(&self) -> bool {
+        self.child.is_some()
+    }
+
+    /// Connects to a [`Server`](super::Server), `name:port`, whose memory will be at `place`.
     pub fn connect(
         host: &str,
         timeout: Duration,
@@ -148,22 +154,22 @@ impl Remote {
     /// Sends a signal to a process that was started here.
     pub(crate) fn signal(&self, signal: Signal) {
         if let Some(child) = &self.child {
-            // It may have ended, which is what a fault is about.
+            // It may have ended, which some faults cause.
             let _ = kill_process(Pid::from_child(child), signal);
         }
     }
 
-    /// The machine it runs on.
+    /// Returns the machine it runs on.
     pub fn machine(&self) -> &Machine {
         &self.machine
     }
 
-    /// Connection info of its session.
+    /// Returns the connection info of its session.
     pub fn connection_info(&self) -> &[u8] {
         &self.info
     }
 
-    /// Whether it runs on this machine, as far as the control connection can tell.
+    /// Returns whether it runs on this machine, as far as the control connection can tell.
     pub fn is_local(&self) -> bool {
         match (self.channel.local(), self.channel.remote()) {
             (Some(here), Some(there)) => here.ip() == there.ip() || there.ip().is_loopback(),
@@ -171,7 +177,7 @@ impl Remote {
         }
     }
 
-    /// CPU time it has used so far.
+    /// Returns its CPU time so far.
     pub(crate) fn cpu(&mut self) -> Result<Duration, Error> {
         match self.ask(&Request::Cpu)? {
             Reply::Cpu(time) => Ok(time),
@@ -179,7 +185,7 @@ impl Remote {
         }
     }
 
-    /// What it has used so far.
+    /// Returns its usage so far.
     pub fn usage(&mut self) -> Result<Usage, Error> {
         match self.ask(&Request::Usage)? {
             Reply::Usage(usage) => Ok(usage),
@@ -199,7 +205,7 @@ impl Remote {
         self.ask_done(&Request::Fill { seed })
     }
 
-    /// Whether its memory holds what ours was filled with.
+    /// Checks that its memory has the pattern of this side.
     pub(crate) fn verify(
         &mut self,
         seed: u64,
@@ -212,7 +218,7 @@ impl Remote {
         }
     }
 
-    /// Opens the streams of a floor, like the lanes of a session of this configuration.
+    /// Opens the streams of a floor, as many as a session of this configuration has lanes.
     pub(crate) fn floor_streams(
         &mut self,
         count: usize,
@@ -223,13 +229,14 @@ impl Remote {
                 what: "no port for the floor".into(),
             });
         };
-        let address = self
-            .channel
-            .remote()
-            .map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |remote| remote.ip());
+        // The address by which the server was reached, which works through a firewall or a port
+        // mapping.
+        let address = match (port, self.channel.remote()) {
+            (None, Some(remote)) => remote,
+            (port, _) => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port.unwrap_or(0)),
+        };
         let timeout = Duration::from_secs(10);
-        let mut streams = Streams::connect(SocketAddr::new(address, port), nonce, count, timeout)
-            .map_err(Error::Floor)?;
+        let mut streams = Streams::connect(address, nonce, count, timeout).map_err(Error::Floor)?;
         let congestion_control = config.congestion_control(self.is_local()).map(String::from);
         if let Some(name) = &congestion_control {
             streams.set_congestion_control(name);
@@ -257,8 +264,8 @@ impl Remote {
         round: impl FnOnce() -> io::Result<T>,
     ) -> Result<T, Error> {
         send(&mut self.channel, &Request::FloorRun { iterations, tuning })?;
-        // On an error its half cannot end by itself, and its answer is not waited for: there is
-        // nothing left to agree on with that process.
+        // After an error its half cannot end by itself, and its answer is not awaited: the two
+        // processes no longer agree on anything.
         let result = round().map_err(Error::Floor)?;
         match self.answer()? {
             Reply::Done => Ok(result),
@@ -296,7 +303,7 @@ impl Remote {
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        // Best effort: the closing connection says the same.
+        // Best effort: closing the connection has the same effect.
         let _ = send(&mut self.channel, &Request::Quit);
         let Some(mut child) = self.child.take() else {
             return;
@@ -314,7 +321,7 @@ impl Drop for Remote {
 }
 
 fn unexpected(reply: &Reply) -> Error {
-    let mut what = format!("an answer to another question: {reply:?}");
+    let mut what = format!("an unexpected answer: {reply:?}");
     what.truncate(what.floor_char_boundary(200));
     Error::Protocol { what }
 }

@@ -1,9 +1,10 @@
-//! The process that is measured against: it does what it is told and sleeps in between.
+//! The process that is measured against: it serves requests and sleeps in between.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
@@ -13,20 +14,22 @@ use tcpx::{Config, Session};
 use super::control::{Reply, Request, SHARED_SETTINGS, VERSION, parse, send};
 use crate::bootstrap::{BootstrapError, Channel};
 use crate::error::Error;
-use crate::floor::{Blocks, Listener, MAX_STREAMS, Nonce, Streams, Tuning};
+use crate::floor::{Blocks, Door, Listener, MAX_STREAMS, Nonce, Streams, Tuning};
 use crate::machine::Machine;
+use crate::measure::unmapped;
 use crate::memory::{Memory, check_room};
 use crate::place::{Opened, Place};
 use crate::usage::{self, Usage};
 use crate::workload::{Shape, Side};
 
-/// How long a client may take to send the rest of a message it has begun, or to read an answer.
+/// Time limit for a client to send the rest of a message, or to read an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The most idle sessions a client may ask for.
+/// Maximum idle sessions that a client may request.
 const MAX_SESSIONS: usize = 256;
 
-/// Serves the process at the other end of standard input; what a spawned second process does.
+/// Serves the process at the other end of standard input; the main function of a spawned second
+/// process.
 ///
 /// Never outlives that process: when the connection closes this process exits at once, whatever it
 /// is doing.
@@ -37,12 +40,12 @@ pub fn serve_stdin(config: Config) -> Result<(), Error> {
     let stdin = io::stdin().as_fd().try_clone_to_owned();
     let stream = UnixStream::from(stdin.map_err(not_spawned)?);
     stream.peer_addr().map_err(not_spawned)?;
-    // A process that is stopped does not notice that the connection closes.
+    // A stopped process does not notice that the connection closes.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-    // Started as `/proc/self/exe`: without this, `ps` would call the process `exe`.
+    // Started as `/proc/self/exe`: without this, `ps` would show the process as `exe`.
     let _ = std::fs::write("/proc/self/comm", "tcpx-bench");
     let channel = Channel::over(stream, "the measuring process", PATIENCE);
-    serve(channel, config, || std::process::exit(0))
+    serve(channel, None, unmapped(config)?, || std::process::exit(0))
 }
 
 fn not_spawned(source: io::Error) -> Error {
@@ -50,22 +53,22 @@ fn not_spawned(source: io::Error) -> Error {
     Error::Bootstrap(BootstrapError::Io { address, source })
 }
 
-/// Something a [`Server`] tells its operator.
+/// An event that a [`Server`] reports to its operator.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ServerEvent<'e> {
     /// A client is being served.
     Connected(SocketAddr),
-    /// It is done.
+    /// The client is done.
     Finished(SocketAddr),
-    /// It was refused or failed; the server goes on.
+    /// The client was refused or failed; the server continues.
     Failed(Option<SocketAddr>, &'e Error),
 }
 
 /// A server that other machines measure against, one client after the other.
 #[derive(Debug)]
 pub struct Server {
-    listener: TcpListener,
+    door: Arc<Door>,
     config: Config,
 }
 
@@ -74,28 +77,28 @@ impl Server {
     /// [`SHARED_SETTINGS`].
     pub fn bind(address: SocketAddr, config: Config) -> io::Result<Server> {
         Ok(Server {
-            listener: TcpListener::bind(address)?,
+            door: Arc::new(Door::bind(address)?),
             config,
         })
     }
 
-    /// Where it listens.
+    /// Returns its address.
     pub fn address(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
+        self.door.address()
     }
 
     /// Serves clients until `event` returns false.
     pub fn run(&self, mut event: impl FnMut(ServerEvent<'_>) -> bool) {
         loop {
-            // An hour is as good as for ever: nobody having come is no failure.
-            let channel = match Channel::accept(&self.listener, Duration::from_secs(3600)) {
+            // An hour is as good as no limit: no client is no failure.
+            let channel = match Channel::enter(&self.door, Duration::from_secs(3600)) {
                 Ok(channel) => channel,
                 Err(BootstrapError::NobodyCame { .. }) => continue,
                 Err(error) => {
                     if !event(ServerEvent::Failed(None, &error.into())) {
                         return;
                     }
-                    // Such as too many open files: let the machine recover.
+                    // For example too many open files: let the machine recover.
                     std::thread::sleep(Duration::from_millis(100));
                     continue;
                 }
@@ -113,7 +116,7 @@ impl Server {
         channel.set_timeout(PATIENCE);
         Outcome {
             address,
-            result: serve(channel, self.config.clone(), || ()),
+            result: serve(channel, Some(&self.door), self.config.clone(), || ()),
         }
     }
 }
@@ -132,18 +135,16 @@ impl Outcome {
     }
 }
 
-/// Obeys the requests of a channel until it asks to quit or closes.
+/// Serves the requests of a channel until it asks to quit or closes.
 ///
 /// A thread of its own reads them, so that the end of the connection is noticed (`closed`) also
-/// while a request is being worked on.
+/// while a request is being processed.
 fn serve(
     mut channel: Channel,
+    door: Option<&Arc<Door>>,
     config: Config,
     closed: impl FnOnce() + Send + 'static,
 ) -> Result<(), Error> {
-    let address = channel
-        .local()
-        .map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |local| local.ip());
     let reader = channel.try_clone().map_err(|source| {
         Error::Bootstrap(BootstrapError::Io {
             address: "the client".into(),
@@ -151,7 +152,7 @@ fn serve(
         })
     })?;
     let requests = read_requests(reader, closed);
-    let result = obey_all(&requests, &mut channel, config, address);
+    let result = obey_all(&requests, &mut channel, config, door);
     channel.close();
     result
 }
@@ -160,7 +161,7 @@ fn obey_all(
     requests: &Receiver<Result<Request, Error>>,
     channel: &mut Channel,
     config: Config,
-    address: IpAddr,
+    door: Option<&Arc<Door>>,
 ) -> Result<(), Error> {
     let mut target = None;
     while let Ok(request) = requests.recv() {
@@ -173,7 +174,7 @@ fn obey_all(
                     place,
                 },
                 None,
-            ) => Target::new(version, &settings, place, config.clone(), address).map(|new| {
+            ) => Target::new(version, &settings, place, config.clone(), door.cloned()).map(|new| {
                 let info = new.session.connection_info();
                 target = Some(new);
                 Reply::Hello {
@@ -202,7 +203,7 @@ fn read_requests(
     // One request is outstanding at a time; a client that sends more waits.
     let (sender, receiver) = mpsc::sync_channel(1);
     std::thread::spawn(move || {
-        // Who connects has something to ask; later requests may be a long measurement apart.
+        // A client sends its first request at once; later requests may be a long measurement apart.
         let mut message = channel.receive();
         loop {
             let request = match message {
@@ -234,9 +235,10 @@ struct Target {
     session: Session,
     config: Config,
     place: Place,
-    /// Held between workloads, so that none of them pays for a new context.
+    /// Held between workloads, so that no workload pays for a new context.
     _device: Opened,
-    address: IpAddr,
+    /// The client's door; `None` if it is connected by other means than the network.
+    door: Option<Arc<Door>>,
     work: Option<Work>,
     listener: Option<Listener>,
     streams: Option<Streams>,
@@ -249,7 +251,7 @@ impl Target {
         settings: &[(String, String)],
         place: Place,
         mut config: Config,
-        address: IpAddr,
+        door: Option<Arc<Door>>,
     ) -> Result<Target, Error> {
         if version != VERSION {
             let what = format!("version {version} of the benchmark, this one is {VERSION}");
@@ -270,7 +272,7 @@ impl Target {
             config,
             place,
             _device: device,
-            address,
+            door,
             work: None,
             listener: None,
             streams: None,
@@ -336,9 +338,15 @@ impl Target {
     fn floor_listen(&mut self) -> io::Result<Reply> {
         self.streams = None;
         let nonce = nonce()?;
-        let listener = Listener::bind(self.address, nonce)?;
-        let port = listener.port()?;
-        self.listener = Some(listener);
+        let (door, port) = match &self.door {
+            Some(door) => (Arc::clone(door), None),
+            None => {
+                let door = Door::bind(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0))?;
+                let port = door.address()?.port();
+                (Arc::new(door), Some(port))
+            }
+        };
+        self.listener = Some(Listener::at(door, nonce));
         Ok(Reply::Listening { port, nonce })
     }
 
@@ -422,7 +430,7 @@ impl Target {
     }
 }
 
-/// Unpredictable bytes from the kernel.
+/// Returns unpredictable bytes from the kernel.
 fn nonce() -> io::Result<Nonce> {
     use std::io::Read;
 

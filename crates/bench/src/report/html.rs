@@ -1,5 +1,4 @@
-//! The page around the plots. Every string that did not come from this file goes through
-//! [`escape`].
+//! The page around the plots. Every string from outside this file goes through [`escape`].
 
 use std::fmt::Write;
 
@@ -15,8 +14,8 @@ use crate::suite::Group;
 use crate::units;
 use crate::workload::Op;
 
-/// Layout and both themes. The `[fill=…]` and `[stroke=…]` rules give the plots' literal colours
-/// (see `plots`) a meaning in either theme.
+/// Layout and both themes. The `[fill=…]` and `[stroke=…]` rules map the plots' literal colours
+/// (see `plots`) to either theme.
 const STYLE: &str = include_str!("style.css");
 
 pub(super) fn page(report: &Report) -> Result<String, Error> {
@@ -97,7 +96,7 @@ fn header(out: &mut String, report: &Report) {
     put!(out, "</header>");
 }
 
-/// The few numbers a reader looks for first.
+/// Writes the few numbers that a reader looks for first.
 fn highlights(out: &mut String, cases: &[CaseResult]) {
     let named = || cases.iter().filter(|case| case.group != Group::Sweep);
     let mut cards = String::new();
@@ -135,7 +134,7 @@ fn highlights(out: &mut String, cases: &[CaseResult]) {
 }
 
 fn size_plots(out: &mut String, cases: &[CaseResult]) -> Result<(), Error> {
-    // The sweep alone when there is one: its points are measured alike.
+    // Only the sweep if there is one: its points are measured alike.
     let swept = cases.iter().any(|case| case.group == Group::Sweep);
     let contiguous: Vec<&CaseResult> = cases
         .iter()
@@ -191,7 +190,7 @@ fn ratio_plot(out: &mut String, cases: &[CaseResult]) -> Result<(), Error> {
     Ok(())
 }
 
-/// What loads keep beside transfers: a plot and its numbers.
+/// Writes the speed that loads keep beside transfers: a plot and its numbers.
 fn beside(out: &mut String, results: &[BesideResult]) -> Result<(), Error> {
     if results.is_empty() {
         return Ok(());
@@ -324,7 +323,7 @@ fn case_table(out: &mut String, title: &str, cases: &[&CaseResult], memory: Plac
     put!(out, "</tbody>\n</table>\n</div>\n</section>");
 }
 
-/// What is not moving bytes: preparing, being idle, lasting.
+/// Writes the costs besides moving bytes: preparing, being idle, running long.
 fn costs(out: &mut String, report: &Report) {
     let mut rows = String::new();
     let mut row = |what: String, value: String| {

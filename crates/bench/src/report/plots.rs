@@ -1,7 +1,7 @@
-//! The plots of a report, as SVG text.
+//! Draws the plots of a report, as SVG text.
 //!
-//! Every colour is written as a literal that the page's style sheet maps to a variable, so that one
-//! drawing serves the light and the dark page (see `COLOURS` in the page's style).
+//! Every colour is a literal that the page's style sheet maps to a variable, so that one drawing
+//! serves the light and the dark page (see `COLOURS` in the page's style).
 
 use std::ops::Range;
 
@@ -13,11 +13,11 @@ use crate::measure::beside::{BesideResult, LoadKind};
 use crate::units;
 use crate::workload::Op;
 
-/// Of the engine.
+/// Colour of the engine.
 pub(super) const ENGINE: RGBColor = RGBColor(0x1F, 0x6F, 0xEB);
-/// Of the floor.
+/// Colour of the floor.
 pub(super) const FLOOR: RGBColor = RGBColor(0x8A, 0x93, 0x9F);
-/// Of the engine's slow cases.
+/// Colour of the engine's slow cases.
 pub(super) const SLOW: RGBColor = RGBColor(0xE0, 0x7B, 0x22);
 const INK: RGBColor = RGBColor(0x22, 0x2B, 0x36);
 const AXIS: RGBColor = RGBColor(0xB4, 0xBB, 0xC4);
@@ -32,7 +32,7 @@ struct Line {
     points: Vec<(f64, f64)>,
 }
 
-/// GB/s by size, the engine and the floor.
+/// Plots GB/s by size, of the engine and the floor.
 pub(super) fn throughput(cases: &[&CaseResult], op: Op) -> Result<Option<String>, Error> {
     let engine = |case: &CaseResult| Some(case.engine.gb_per_s);
     let floor = |case: &CaseResult| Some(case.floor.as_ref()?.measured.gb_per_s);
@@ -58,7 +58,7 @@ pub(super) fn throughput(cases: &[&CaseResult], op: Op) -> Result<Option<String>
     })
 }
 
-/// Latency by size: median and 99th percentile of the engine, median of the floor.
+/// Plots latency by size: median and 99th percentile of the engine, median of the floor.
 pub(super) fn latency(cases: &[&CaseResult], op: Op) -> Result<Option<String>, Error> {
     let log = |us: f64| Some(us.max(1e-3).log10());
     let p50 = |case: &CaseResult| log(case.engine.latency.p50_us);
@@ -95,7 +95,7 @@ pub(super) fn latency(cases: &[&CaseResult], op: Op) -> Result<Option<String>, E
         0.0..1.0
     };
     by_size(lines, range, "one transfer", |value| {
-        // Decades only: a label such as 3.16 ms helps nobody.
+        // Decades only: a label such as 3.16 ms is of no use.
         let decade = value.round();
         if (value - decade).abs() > 1e-6 {
             return String::new();
@@ -120,7 +120,7 @@ fn points(
     points
 }
 
-/// Lines over log2 of the size. `None` when there are not two sizes to connect.
+/// Plots lines over log2 of the size. `None` if there are not two sizes to connect.
 fn by_size(
     lines: Vec<Line>,
     values: Range<f64>,
@@ -191,7 +191,8 @@ fn by_size(
     Ok(Some(svg))
 }
 
-/// One bar a case: the engine's throughput as a part of the floor's, with the range of its rounds.
+/// Plots one bar per case: the engine's throughput as a fraction of the floor's, with the range of
+/// its rounds.
 pub(super) fn ratios(cases: &[&CaseResult]) -> Result<Option<String>, Error> {
     let bars: Vec<(String, f64, (f64, f64))> = cases
         .iter()
@@ -270,7 +271,7 @@ pub(super) fn ratios(cases: &[&CaseResult]) -> Result<Option<String>, Error> {
     Ok(Some(svg))
 }
 
-/// How a block size is marked.
+/// The mark of a block size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mark {
     Circle,
@@ -279,7 +280,7 @@ pub(super) enum Mark {
 }
 
 impl Mark {
-    /// By a block size's place among those of a plot.
+    /// Returns the mark of the block size with this index in a plot: each has its own shape.
     fn at(index: usize) -> Mark {
         [Mark::Circle, Mark::Square, Mark::Triangle][index % 3]
     }
@@ -292,7 +293,7 @@ impl Mark {
         }
     }
 
-    /// Its corners around the origin, in pixels; none for a circle.
+    /// Returns its corners around the origin, in pixels; none for a circle.
     fn corners(self) -> Vec<(i32, i32)> {
         match self {
             Mark::Circle => Vec::new(),
@@ -302,7 +303,7 @@ impl Mark {
     }
 }
 
-/// The class of a load in the page's style, which has its colour.
+/// Returns the CSS class of a load, which has its colour.
 pub(super) fn load_class(load: LoadKind) -> &'static str {
     match load {
         LoadKind::Matmul => "engine",
@@ -319,7 +320,7 @@ fn load_colour(load: LoadKind) -> RGBColor {
     }
 }
 
-/// The block sizes of results, the largest first, with their marks.
+/// Returns the block sizes of results, the largest first, with their marks.
 pub(super) fn block_marks(results: &[BesideResult]) -> Vec<(u64, Mark)> {
     let mut sizes: Vec<u64> = results.iter().map(|r| r.shape.block_bytes()).collect();
     sizes.sort_unstable_by_key(|&size| std::cmp::Reverse(size));
@@ -328,8 +329,8 @@ pub(super) fn block_marks(results: &[BesideResult]) -> Vec<(u64, Mark)> {
     numbered.map(|(i, size)| (size, Mark::at(i))).collect()
 }
 
-/// One mark a result: across the transfer's GB/s, up what the load keeps. Colours are loads, shapes
-/// are block sizes; WRITEs are filled.
+/// Plots one mark per result: the transfer's GB/s on the x axis, the speed that the load keeps on
+/// the y axis. Colours are loads, shapes are block sizes; WRITEs are filled.
 pub(super) fn beside(results: &[BesideResult]) -> Result<Option<String>, Error> {
     if results.is_empty() {
         return Ok(None);

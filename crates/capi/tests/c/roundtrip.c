@@ -1,5 +1,6 @@
-/* Two sessions in one process: every function of the header, used as a C program would. */
+/* Two sessions in one process: uses every function of the header as a C program would. */
 #define _POSIX_C_SOURCE 200809L
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +20,7 @@
     } while (0)
 #define OK(call) CHECK((call) == TCPX_OK)
 
-/* A child inherits AddressSanitizer's allocator as it was: locked, if another thread was in it. */
+/* A child inherits AddressSanitizer's allocator, locked if another thread was in it. */
 #ifdef __SANITIZE_ADDRESS__
 enum { CHILDREN = 0 };
 #else
@@ -101,6 +102,9 @@ static void configuration(void)
     OK(tcpx_config_set(config, "lanes", "3"));
     OK(tcpx_config_each(config, on_row, lanes));
     CHECK(strcmp(lanes, "3") == 0);
+    OK(tcpx_config_set(config, "listen_port", "18000-18015"));
+    OK(tcpx_config_set(config, "advertise", "+node.example:30000-30015"));
+    CHECK(tcpx_config_set(config, "listen_port", "18015-18000") == TCPX_ERROR_INVALID_ARGUMENT);
     CHECK(tcpx_config_set(config, "lane", "3") == TCPX_ERROR_INVALID_ARGUMENT);
     CHECK(strstr(tcpx_last_error(), "\"lane\""));
     CHECK(tcpx_config_set(config, "lanes", "many") == TCPX_ERROR_INVALID_ARGUMENT);
@@ -140,7 +144,8 @@ static void on_same_host(void *context, const tcpx_same_host *same_host)
     snprintf(direct->why_not, sizeof direct->why_not, "%s", same_host->why_not ? same_host->why_not : "");
 }
 
-/* Lanes carry everything to a session that copies no memory directly, and it says why. */
+/* Lanes carry everything to a session that copies no memory directly, and the reason is
+ * reported. */
 static void by_lanes(tcpx_session *bob, tcpx_remote_region *target, const uint8_t *there)
 {
     tcpx_session *carol = start_with("carol", "off");
@@ -170,6 +175,74 @@ static void by_lanes(tcpx_session *bob, tcpx_remote_region *target, const uint8_
     tcpx_peer_free(to_bob);
     tcpx_session_free(carol);
     free(here);
+}
+
+static bool is_readable(tcpx_events *events, int timeout_ms)
+{
+    struct pollfd fd = {.fd = tcpx_events_fd(events), .events = POLLIN};
+    return poll(&fd, 1, timeout_ms) == 1;
+}
+
+/* Waits in an event loop: nothing polls the transfer. */
+static void in_an_event_loop(tcpx_session *alice, tcpx_session *bob, tcpx_transfer *write)
+{
+    tcpx_events *events;
+    tcpx_state state;
+    uint64_t keys[4];
+    size_t count;
+    uint32_t flags;
+    bool ended = false;
+    Mail mail = {0};
+    OK(tcpx_events_new(&events));
+    OK(tcpx_session_subscribe(bob, events));
+    CHECK(!is_readable(events, 0));
+    OK(tcpx_transfer_post_with_notification(write, "loop", 4));
+    OK(tcpx_transfer_arm(write, events, 7, &state));
+    ended = state == TCPX_DONE;
+    while (!ended || !mail.count) {
+        CHECK(is_readable(events, WAIT_MS));
+        OK(tcpx_events_take(events, keys, 4, &count, &flags));
+        CHECK(!(flags & (TCPX_EVENT_CLOSED | TCPX_EVENT_MORE)) && count <= 1);
+        CHECK(count == 0 || (keys[0] == 7 && !ended));
+        ended = ended || count == 1;
+        if (flags & TCPX_EVENT_NOTIFIED) {
+            OK(tcpx_session_take_notifications(bob, on_notification, &mail));
+        }
+    }
+    CHECK(!is_readable(events, 0));
+    CHECK(mail.count == 1 && memcmp(mail.message, "loop", 4) == 0);
+    OK(tcpx_transfer_arm(write, events, 7, &state));
+    CHECK(state == TCPX_DONE && !is_readable(events, 0));
+
+    for (int children = 0; children < CHILDREN; children++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            CHECK(tcpx_transfer_arm(write, events, 1, &state) == TCPX_ERROR_FORKED);
+            CHECK(tcpx_session_subscribe(alice, events) == TCPX_ERROR_FORKED);
+            CHECK(tcpx_events_take(events, keys, 4, &count, &flags) == TCPX_ERROR_FORKED);
+            CHECK(tcpx_events_fd(events) == -1);
+            tcpx_events_free(events);
+            _exit(0);
+        }
+        int status = -1;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+
+    CHECK(tcpx_events_new(NULL) == TCPX_ERROR_INVALID_ARGUMENT);
+    CHECK(tcpx_events_fd(NULL) == -1);
+    CHECK(tcpx_events_take(events, NULL, 4, &count, &flags) == TCPX_ERROR_INVALID_ARGUMENT);
+    CHECK(tcpx_session_subscribe(bob, NULL) == TCPX_ERROR_INVALID_ARGUMENT);
+    CHECK(tcpx_transfer_arm(write, NULL, 1, &state) == TCPX_ERROR_INVALID_ARGUMENT);
+    tcpx_events_free(NULL);
+
+    tcpx_session *carol = start("carol");
+    OK(tcpx_session_subscribe(carol, events));
+    tcpx_session_free(carol);
+    CHECK(is_readable(events, WAIT_MS));
+    OK(tcpx_events_take(events, NULL, 0, &count, &flags));
+    CHECK(flags == TCPX_EVENT_CLOSED && count == 0);
+    tcpx_events_free(events);
 }
 
 /* A forked child may not use what it inherited, may free it, and may start a session of its own. */
@@ -206,7 +279,7 @@ static void in_a_child(tcpx_session *session, tcpx_region *region, tcpx_peer *pe
     CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
-/* Whatever is NULL gets an answer, and outputs are left alone. */
+/* Every NULL argument is refused, and outputs are not written. */
 static void nothing(tcpx_session *session)
 {
     tcpx_peer *peer = (tcpx_peer *)"untouched";
@@ -321,6 +394,26 @@ int main(void)
     }
     OK(tcpx_transfer_estimate(write, &duration, &margin));
     CHECK(duration > 0);
+
+    /* The statistics cover everything, and fit the caller's struct. */
+    tcpx_stats stats = {0};
+    CHECK(tcpx_session_stats(alice, &stats) == TCPX_ERROR_INVALID_ARGUMENT);
+    CHECK(tcpx_session_stats(alice, NULL) == TCPX_ERROR_INVALID_ARGUMENT);
+    stats.size = offsetof(tcpx_stats, bytes_received);
+    stats.bytes_received = 77;
+    OK(tcpx_session_stats(alice, &stats));
+    CHECK(stats.bytes_sent == SIZE && stats.bytes_received == 77);
+    CHECK(stats.size == offsetof(tcpx_stats, bytes_received));
+    stats.size = 2 * sizeof stats;
+    OK(tcpx_session_stats(alice, &stats));
+    CHECK(stats.size == sizeof stats && stats.bytes_received == 0);
+    CHECK(stats.transfers_started == 2 && stats.transfers_completed == 2);
+    CHECK(stats.transfer_bytes == SIZE && stats.notifications_sent == 2 && stats.connections == 1);
+    in_an_event_loop(alice, bob, write);
+    tcpx_bytes metrics;
+    OK(tcpx_session_metrics(alice, &metrics));
+    CHECK(metrics.len > 6 && memcmp(metrics.data + metrics.len - 6, "# EOF\n", 6) == 0);
+    tcpx_bytes_free(metrics);
     tcpx_transfer_free(write);
 
     /* READ of everything. */
@@ -332,7 +425,7 @@ int main(void)
     OK(tcpx_transfer_wait(read, WAIT_MS));
     CHECK(memcmp(here, there, SIZE) == 0);
 
-    /* All of it was copied directly, unless this machine forbids that and says so. */
+    /* Everything was copied directly, unless this machine forbids that and reports why. */
     Direct direct = {0};
     OK(tcpx_peer_same_host(to_bob, on_same_host, &direct));
     CHECK(direct.count == 1);
@@ -340,11 +433,11 @@ int main(void)
         printf("not copied directly: %s\n", direct.why_not);
         CHECK(direct.bytes == 0);
     } else {
-        CHECK(direct.bytes == 2 * SIZE);
+        CHECK(direct.bytes == 2 * SIZE + SIZE / 2);
     }
     by_lanes(bob, target, there);
 
-    /* Segments that cannot be. */
+    /* Invalid segments. */
     tcpx_transfer *none = NULL;
     tcpx_segment bad = {local, at(here) - 1, target, at(there), 1};
     CHECK(tcpx_session_prepare(alice, TCPX_READ, to_bob, &bad, 1, &none) ==
@@ -389,7 +482,7 @@ int main(void)
     tcpx_transfer_free(send);
     tcpx_transfer_free(receive);
 
-    /* Messages on their own, an empty one first. */
+    /* Notifications, an empty one first. */
     Mail mail = {0};
     OK(tcpx_session_notify(alice, to_bob, NULL, 0));
     OK(tcpx_session_notify(alice, to_bob, "hello", 5));
@@ -418,7 +511,7 @@ int main(void)
     tcpx_remote_region_free(own);
     tcpx_peer_free(self);
 
-    /* A region that the peer has given up. */
+    /* A region that the peer has deregistered. */
     OK(tcpx_region_deregister(remote));
     CHECK(tcpx_region_deregister(remote) == TCPX_ERROR_NOT_ALLOWED);
     tcpx_region_free(remote);

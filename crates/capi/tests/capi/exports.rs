@@ -16,8 +16,8 @@ fn exported() -> BTreeSet<String> {
     symbols.lines().map(str::to_owned).collect()
 }
 
-/// The functions that the header declares: names in front of a parenthesis.
-fn declared() -> BTreeSet<String> {
+/// Returns the functions that the header declares: names before a parenthesis.
+pub(crate) fn declared() -> BTreeSet<String> {
     let header = std::fs::read_to_string(crate_dir().join("include/tcpx_p2p.h")).unwrap();
     let mut in_comment = false;
     let code = header.lines().filter(|line| {
@@ -50,7 +50,7 @@ fn it_is_position_independent_and_read_only_where_it_can_be() {
     assert!(!text.contains("TEXTREL"), "{text}");
     assert!(text.contains("soname: [libtcpx_p2p.so]"), "{text}");
     assert!(text.contains("GNU_RELRO"), "{text}");
-    // No stack may be executed.
+    // The stack must not be executable.
     let stack = text.lines().find(|l| l.contains("GNU_STACK")).unwrap();
     assert!(!stack.contains("RWE"), "{stack}");
 }

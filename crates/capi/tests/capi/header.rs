@@ -1,4 +1,4 @@
-//! The committed header is the one that the sources make.
+//! Checks that the committed header is up to date with the sources.
 
 use std::path::Path;
 use std::process::Command;

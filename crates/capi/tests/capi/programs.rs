@@ -32,7 +32,7 @@ fn build(source: &str, into: &Path, link: &[&str]) -> PathBuf {
 fn run(program: &Path, libraries: &Path) {
     let output = Command::new(program)
         .env("TCPX_INTERFACES", "lo")
-        // Cargo's own list begins with a folder where an older build may lie.
+        // Cargo's own list begins with a folder that may hold an older build.
         .env("LD_LIBRARY_PATH", libraries)
         .output()
         .unwrap();

@@ -10,13 +10,19 @@ use tcpx_bench::workload::Pattern;
 
 use super::message::{Message, or_tell};
 use super::{
-    CHUNKS, CheckError, Lane, REGION_MAX, Report, Step, judge, party, paths, remote_party, start,
+    CHUNKS, CheckError, Lane, REGION_MAX, Report, Reverse, Step, judge, party, paths, remote_party,
+    speed, start,
 };
 
 /// What is written in the first round; later rounds count up, so that nothing old passes for new.
 const WRITE_SEED: u64 = 0x7772_6974_6521;
 /// Lanes take chunks as they are ready for them: a quick one may leave another none, once.
 const ROUNDS: u64 = 8;
+
+/// How long the server tries to connect to us.
+const PROBE_TIME: Duration = Duration::from_secs(3);
+/// The least time for connecting that the engine takes.
+const CONNECT_MIN: Duration = Duration::from_millis(100);
 
 /// Connects to the server at `host`, tests every lane and tells it the outcome.
 pub(crate) fn run(
@@ -27,7 +33,7 @@ pub(crate) fn run(
 ) -> Result<Report, CheckError> {
     let _device = place.open().step("cannot use that memory")?;
     let mut channel = Channel::connect(host, timeout)?;
-    let outcome = start(config).and_then(|session| {
+    let outcome = start_to_connect(config, timeout).and_then(|session| {
         let report = test(&session, config, place, &mut channel, timeout)?;
         let problem = report.problem.clone();
         Message::Done { problem }.send(&mut channel)?;
@@ -56,9 +62,20 @@ fn test(
     let peer = session
         .add_peer(&info)
         .step("cannot use the server's connection info")?;
+    // The server tries its way to us meanwhile.
+    let limit = PROBE_TIME.min(timeout / 2);
+    Message::Reach { limit }.send(channel)?;
     let started = Instant::now();
-    peer.connect(timeout).step("cannot connect the lanes")?;
+    let outcome = peer.connect(timeout);
     let connected = started.elapsed();
+    let reverse = match Message::receive(channel)? {
+        Message::Reached { attempts } => Reverse::new(attempts),
+        other => return Err(other.unexpected("Reached")),
+    };
+    if let Err(source) = outcome {
+        let reverse = Box::new(reverse);
+        return Err(CheckError::Lanes { source, reverse });
+    }
 
     let before = peer.lanes();
     let mut round_trips = Vec::with_capacity(before.len());
@@ -87,6 +104,11 @@ fn test(
         }
     }
     let paths = paths::find(config, place, &lanes, channel, timeout)?;
+    let speed = match problem {
+        // What does not work need not be measured.
+        Some(_) => None,
+        None => Some(speed::measure(config, place, channel, timeout)?),
+    };
     Ok(Report {
         ok: problem.is_none() && lanes.iter().all(|lane| lane.ok),
         problem: problem.or_else(|| idle(&lanes)),
@@ -96,7 +118,22 @@ fn test(
         bytes: len as u64,
         lanes,
         paths,
+        reverse: Some(reverse),
+        speed,
     })
+}
+
+/// Starts a session whose attempts to connect end within `timeout`: the engine then has tried every
+/// address, and says what happened there.
+fn start_to_connect(config: &Config, timeout: Duration) -> Result<Session, CheckError> {
+    let limit = (timeout * 4 / 5).max(CONNECT_MIN);
+    let limit = format!("{}ms", config.connect_timeout().min(limit).as_millis());
+    let config = config.clone().with("connect_timeout", limit);
+    start(
+        &config
+            .map_err(tcpx::Error::from)
+            .step("cannot start a session")?,
+    )
 }
 
 /// Names the lanes that carried no payload.

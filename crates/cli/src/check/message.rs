@@ -1,10 +1,13 @@
 //! What the two sides of a check say to each other over the bootstrap socket.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use tcpx_bench::bootstrap::{BootstrapError, Channel};
 
 use super::CheckError;
 use super::paths::Kind;
+use super::reverse::Attempt;
 
 /// One message, as JSON; the channel bounds its length.
 #[derive(Debug, Serialize, Deserialize)]
@@ -13,6 +16,16 @@ pub(super) enum Message {
     Hello {
         /// As [`tcpx::Session::connection_info`] gives it.
         info: Vec<u8>,
+    },
+    /// The client asks whether the server could connect to it, at the addresses of its info.
+    Reach {
+        /// How long that may take.
+        limit: Duration,
+    },
+    /// What came of it.
+    Reached {
+        /// Each address.
+        attempts: Vec<Attempt>,
     },
     /// The client asks for memory to write to and read from.
     Want {
@@ -46,7 +59,12 @@ pub(super) enum Message {
         /// Of this kind.
         kind: Kind,
     },
-    /// There is no such memory.
+    /// The client asks that session for memory to measure with.
+    Pour {
+        /// How much.
+        bytes: usize,
+    },
+    /// There is no such memory, or no such session.
     Without {
         /// Why.
         reason: String,

@@ -100,7 +100,8 @@ pub(super) fn find(
     Message::Beside { info }.send(channel)?;
     let info = match Message::receive(channel)? {
         Message::Beside { info } => info,
-        other => return Err(other.unexpected("Beside")),
+        Message::Without { reason } => return all_lanes(&reason),
+        other => return Err(other.unexpected("Beside or Without")),
     };
     let peer = session
         .add_peer(&info)

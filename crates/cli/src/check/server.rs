@@ -12,12 +12,16 @@ use tracing::warn;
 
 use super::message::{Message, or_tell};
 use super::paths::{self, Kind};
+use super::reverse;
 use super::{CheckError, REGION_MAX, Report, Step, judge, party, remote_party, start};
 
 /// What is read is seeded by what was written, so that nothing old passes for new.
 const READ_SEED: u64 = 0x0072_6561_6421;
 /// A wait so long that nobody sees its end.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// The most time that a client may have its addresses tried for.
+const PROBE_MAX: Duration = Duration::from_secs(10);
 
 /// Waits for a client, as long as it takes, and goes through the check with it.
 ///
@@ -56,9 +60,10 @@ fn attend(
     let peer = session
         .add_peer(info)
         .step("cannot use the client's connection info")?;
-    let info = session.connection_info();
-    Message::Hello { info }.send(channel)?;
+    let own = session.connection_info();
+    Message::Hello { info: own }.send(channel)?;
     let mut service = Service {
+        info,
         session: &session,
         peer: &peer,
         channel,
@@ -73,6 +78,8 @@ fn attend(
 
 /// Answers one client until it is done.
 struct Service<'a> {
+    /// The client's connection info.
+    info: &'a [u8],
     session: &'a Session,
     peer: &'a Peer,
     channel: &'a mut Channel,
@@ -99,16 +106,25 @@ impl Service<'_> {
     fn until_done(&mut self) -> Result<Report, CheckError> {
         loop {
             match Message::receive(self.channel)? {
+                Message::Reach { limit } => {
+                    let attempts = reverse::probe(self.info, limit.min(PROBE_MAX));
+                    Message::Reached { attempts }.send(self.channel)?;
+                }
                 Message::Want { bytes } => self.lend(bytes)?,
                 Message::Written { seed } => self.compare(seed)?,
                 Message::Beside { info } => self.meet(&info)?,
                 Message::Lend { kind } => self.lend_beside(kind)?,
+                Message::Pour { bytes } => self.lend_to_measure(bytes)?,
                 Message::Done { problem } => {
                     let report = self.report(problem);
                     Message::Noted.send(self.channel)?;
                     return Ok(report);
                 }
-                other => return Err(other.unexpected("Want, Written, Beside, Lend or Done")),
+                other => {
+                    return Err(
+                        other.unexpected("Reach, Want, Written, Beside, Lend, Pour or Done")
+                    );
+                }
             }
         }
     }
@@ -124,7 +140,15 @@ impl Service<'_> {
     }
 
     fn meet(&mut self, info: &[u8]) -> Result<(), CheckError> {
-        let session = Session::new(self.config.clone()).step("cannot start a session")?;
+        self.beside = None;
+        let session = match Session::new(self.config.clone()) {
+            Ok(session) => session,
+            // Its port may be the only one, and taken by the session that tests the lanes.
+            Err(error) => {
+                let reason = format!("the peer cannot start another session: {error}");
+                return Ok(Message::Without { reason }.send(self.channel)?);
+            }
+        };
         let peer = session
             .add_peer(info)
             .step("cannot use the client's connection info")?;
@@ -158,6 +182,24 @@ impl Service<'_> {
         Ok(answer.send(self.channel)?)
     }
 
+    fn lend_to_measure(&mut self, bytes: usize) -> Result<(), CheckError> {
+        let Some(beside) = &mut self.beside else {
+            return Err(Message::Pour { bytes }.unexpected("Beside"));
+        };
+        let bytes = bytes.clamp(1, REGION_MAX);
+        let answer = match Placed::new(&beside.session, self.place, bytes) {
+            Ok(memory) => {
+                let descriptor = memory.region().descriptor().to_bytes();
+                beside.lent.push(memory);
+                Message::Region { descriptor }
+            }
+            Err(error) => Message::Without {
+                reason: format!("the peer has no memory for it: {error}"),
+            },
+        };
+        Ok(answer.send(self.channel)?)
+    }
+
     fn compare(&mut self, seed: u64) -> Result<(), CheckError> {
         let next = seed ^ READ_SEED;
         let mut difference = None;
@@ -186,6 +228,8 @@ impl Service<'_> {
             bytes: self.lent.as_ref().map_or(0, |memory| memory.len() as u64),
             lanes,
             paths: Vec::new(),
+            reverse: None,
+            speed: None,
         }
     }
 }

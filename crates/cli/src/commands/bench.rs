@@ -5,13 +5,14 @@ mod options;
 mod progress;
 mod server;
 mod tables;
+mod timeline;
 
 use std::path::Path;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use tcpx::Config;
-use tcpx_bench::measure::Bench;
+use tcpx_bench::measure::{Bench, Progress};
 use tcpx_bench::peer::{Program, serve_stdin};
 use tcpx_bench::report::Report;
 use tcpx_bench::soak::SoakOptions;
@@ -50,6 +51,8 @@ const EXAMPLES: &str = "\
   tcpx bench --size 1M,64M --block 4K,16K --duration 5s
   tcpx bench --quick --path same-host         Direct copies within this machine
   tcpx bench --report bench.html              Everything, as one page with plots
+  tcpx bench --size 64M --iterations 5 --trace bench.json
+                                              Where the time goes, for ui.perfetto.dev
   tcpx bench --mem vram:0 --quick             From GPU memory to GPU memory
   tcpx bench --mem host,vram:0                This side in host memory, the other on GPU 0
   tcpx bench --beside-compute                 What a model on GPU 0 keeps of its speed meanwhile
@@ -65,7 +68,11 @@ const EXAMPLES: &str = "\
   kv16k    64 MiB in scattered 16 KiB blocks, as a KV cache has them
   kv4k     64 MiB in scattered 4 KiB blocks
 
-Exits with 1 when the other side fails, when bytes are wrong, or when a soak grows.";
+Ctrl-C ends the case under way after its current round and prints what was measured until then; a \
+second one ends the program at once.
+
+Exits with 1 when the other side fails, when bytes are wrong, or when a soak grows, and with 130 \
+after Ctrl-C.";
 
 /// Measure throughput, latency and CPU cost, beside a raw socket loop
 #[derive(Debug, Args)]
@@ -86,7 +93,7 @@ enum Role {
     /// Serve measurements of other machines, until interrupted
     Server(ServerArguments),
     /// Measure against a server on another machine
-    Client(ClientArguments),
+    Client(Box<ClientArguments>),
     /// The second process of a measurement on one machine
     #[command(name = SECOND_PROCESS, hide = true)]
     Second,
@@ -115,7 +122,9 @@ struct ClientArguments {
 pub(crate) fn run(args: &Arguments, output: &mut Output) -> Result<Verdict, Failure> {
     match &args.role {
         None => measure(&args.measurement, output, || {
-            let program = second_process()?;
+            let mut program = second_process()?;
+            let timeline = args.measurement.timeline();
+            program.environment.extend(timeline.map(|t| t.of_second()));
             let config = config(&args.settings, &args.measurement)?;
             Ok(Bench::spawn(&program, args.measurement.places(), config)?)
         }),
@@ -146,7 +155,10 @@ fn config(settings: &Settings, measurement: &Measurement) -> Result<Config, Fail
     if let Some(path) = measurement.path() {
         config.set("same_host", path.setting())?;
     }
-    Ok(config)
+    match measurement.timeline() {
+        Some(timeline) => Ok(timeline.set(config)?),
+        None => Ok(config),
+    }
 }
 
 fn measure(
@@ -157,12 +169,13 @@ fn measure(
     let plan = args.plan()?;
     let mut bench = start()?;
     let mut report = Report::new(&mut bench, std::env::args().collect());
-    let mut progress = progress::Shown::new(output);
+    let interrupted = interrupt::watch();
+    let mut progress = progress::Shown::new(output, interrupted);
     match &plan.beside {
         Some(options) => report.beside = bench.run_beside(&plan.cases, options, &mut progress)?,
         None => report.cases = bench.run(&plan.cases, plan.extras, &mut progress)?,
     }
-    if plan.full {
+    if plan.full && !progress.is_interrupted() {
         progress.say("what preparing many segments costs");
         report.prepare = bench.run_prepare(&tcpx_bench::prepare::SEGMENTS)?;
         progress.say("what an idle session costs");
@@ -170,7 +183,9 @@ fn measure(
         progress.say("what an idle peer costs");
         report.idle_peers = Some(bench.run_idle_peers(options::IDLE_PEERS)?);
     }
-    if let Some(duration) = plan.soak {
+    if let Some(duration) = plan.soak
+        && !progress.is_interrupted()
+    {
         let options = SoakOptions {
             duration,
             sample_every: options::SOAK_SAMPLE.min(duration / 4),
@@ -178,25 +193,47 @@ fn measure(
         progress.soak(duration);
         let mut sampled = |sample: &_| progress.sampled(sample);
         report.soak = Some(if args.faults {
-            let interrupted = interrupt::watch();
             bench.run_faults(&second_process()?, &options, interrupted, &mut sampled)?
         } else {
-            bench.run_soak(&options, &mut sampled)?
+            bench.run_soak(&options, interrupted, &mut sampled)?
         });
     }
+    report.interrupted = progress.is_interrupted();
     progress.finish();
+    // With the last handles the traces of both processes are complete.
+    let has_second = bench.has_second();
+    drop(bench);
+    if report.interrupted {
+        output.note("Interrupted: what was measured until then follows.");
+    }
 
     if output.is_json() {
         output.document(&report)?;
     } else {
         tables::print(&report, output)?;
     }
+    if let Some(file) = &args.trace {
+        if has_second {
+            args.timeline()
+                .map_or(Ok(()), |timeline| timeline.join())
+                .map_err(|source| Failure::Write {
+                    path: file.clone(),
+                    source,
+                })?;
+        }
+        output.note(format_args!(
+            "Wrote {}: open it at https://ui.perfetto.dev.",
+            file.display()
+        ));
+    }
     if let Some(path) = &plan.page {
         write_page(&report, path)?;
         output.note(format_args!("Wrote {}.", path.display()));
     }
     let grew = report.soak.is_some_and(|soak| soak.growth.grew);
-    Ok(if grew {
+    Ok(if report.interrupted {
+        Verdict::Interrupted
+    } else if grew {
         Verdict::Problem
     } else {
         Verdict::Fine

@@ -9,7 +9,7 @@ use tcpx_bench::place::Place;
 use tcpx_bench::units;
 
 use crate::Verdict;
-use crate::check::{self, Kind, MemoryPath, Report};
+use crate::check::{self, Kind, MemoryPath, Report, Reverse, Speed};
 use crate::error::Failure;
 use crate::host::with_port;
 use crate::listen::Listen;
@@ -22,6 +22,13 @@ Tests the connection between two machines as an application would use it: `tcpx 
 one, `tcpx check client HOST` on the other. The two meet on a bootstrap port, exchange connection \
 infos, connect (the handshake proves on both sides that the other was given the info), then ping \
 every lane and move a WRITE and a READ over all of them. Every byte is compared.
+
+Meanwhile the server tries whether it could connect to the client: a firewall may allow one \
+direction only, which is enough for transfers once the client has connected. What does not work is \
+told with every address that was tried, what happened there, and a remedy.
+
+Then the client writes for a moment, with the settings as they are, and says how fast that is and \
+what limits it: the network, a CPU, the peer, pinned slots, one lane.
 
 Where both are on one host, the client also says which path host memory and GPU memory take there, \
 direct copies or lanes, and why not the better one.";
@@ -204,7 +211,38 @@ fn print(report: &Report, output: &mut Output) -> Result<(), Failure> {
             output.line(path_line(path))?;
         }
     }
-    Ok(output.line(verdict(report, output))?)
+    if let Some(speed) = &report.speed {
+        output.line(speed_line(speed))?;
+    }
+    output.line(verdict(report, output))?;
+    if let Some(text) = report.reverse.as_ref().and_then(one_way) {
+        output.line(format_args!(
+            "{} {text}",
+            output.paint(Tone::Warn, "One way only:")
+        ))?;
+    }
+    Ok(())
+}
+
+/// Says how fast memory moves, and what limits that.
+fn speed_line(speed: &Speed) -> String {
+    match (speed.bytes_per_second, &speed.limit, &speed.why_not) {
+        (Some(rate), Some(limit), _) => {
+            let rate = rate / 1e9;
+            format!("WRITEs reach {rate:.2} GB/s. What limits: {limit}.")
+        }
+        (.., Some(why_not)) => format!("How fast memory moves is not known: {why_not}."),
+        _ => "How fast memory moves is not known.".into(),
+    }
+}
+
+/// Says what does not work where the server cannot connect to the client.
+fn one_way(reverse: &Reverse) -> Option<String> {
+    let remedy = reverse.remedy.as_ref()?;
+    Some(format!(
+        "{reverse}.\nTransfers work once this side has connected. Where the other side transfers \
+         first, {remedy}."
+    ))
 }
 
 /// Says what carries one kind of memory.

@@ -1,4 +1,4 @@
-//! `tcpx config`: every setting, its value, where that came from, and why.
+//! `tcpx config`: prints every setting, its value, the origin of the value, and the reason.
 
 use clap::Args;
 use serde::Serialize;
@@ -12,7 +12,8 @@ const LONG: &str = "\
 Prints every setting of the engine: its value, where the value came from (a default derived from \
 this machine, the environment, or an option), the reason for a default, and what it does.
 
-Unknown or bad values are errors that name the variable, the value and what was expected.";
+Unknown or bad values are errors that name the variable, the value and what was expected. Variables \
+that begin with TCPX_ and are no settings are listed below the table, with what was probably meant.";
 
 const EXAMPLES: &str = "\
 \x1b[1m\x1b[4mExamples:\x1b[0m
@@ -36,7 +37,9 @@ pub(crate) fn run(args: &Arguments, output: &mut Output) -> Result<Verdict, Fail
         .into_iter()
         .map(Row::from)
         .collect();
-    let report = Report { settings };
+    let unknown = tcpx::Config::unknown_variables().into_iter();
+    let unknown = unknown.map(Unknown::from).collect();
+    let report = Report { settings, unknown };
     if output.is_json() {
         output.document(&report)?;
     } else {
@@ -48,6 +51,26 @@ pub(crate) fn run(args: &Arguments, output: &mut Output) -> Result<Verdict, Fail
 #[derive(Debug, Serialize)]
 struct Report {
     settings: Vec<Row>,
+    /// Variables that look like settings but are none.
+    unknown: Vec<Unknown>,
+}
+
+#[derive(Debug, Serialize)]
+struct Unknown {
+    variable: String,
+    suggestion: Option<&'static str>,
+    #[serde(skip)]
+    text: String,
+}
+
+impl From<tcpx::UnknownVariable> for Unknown {
+    fn from(unknown: tcpx::UnknownVariable) -> Self {
+        Unknown {
+            text: unknown.to_string(),
+            variable: unknown.name,
+            suggestion: unknown.suggestion,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -93,6 +116,11 @@ impl Report {
                 ),
             ]);
         }
-        Ok(output.show(table)?)
+        output.show(table)?;
+        for unknown in &self.unknown {
+            let word = output.paint(Tone::Warn, "warning:");
+            output.line(format_args!("{word} {}", unknown.text))?;
+        }
+        Ok(())
     }
 }

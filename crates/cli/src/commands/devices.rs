@@ -1,4 +1,4 @@
-//! `tcpx devices`: the interfaces of this machine, and which of them carry lanes.
+//! `tcpx devices`: lists the interfaces of this machine, and which of them carry lanes.
 //!
 //! GPUs are in `gpus`, the devices of a NCCL net plugin in `plugin`.
 
@@ -21,12 +21,13 @@ use crate::units;
 const LONG: &str = "\
 Lists every network interface of this machine, whether transfers may use it or why not, and which \
 ones the current settings choose; then the GPUs that this process sees, and the interfaces that \
-transfers of their memory use: those nearest to the GPU, unless all are alike, or TCPX_GPU_LOCALITY \
+transfers of their memory use: the nearest ones, unless all are equally near or TCPX_GPU_LOCALITY \
 is off.
 
 Chosen are, unless TCPX_INTERFACES or --interfaces says otherwise, all interfaces with a device \
-behind them that are up and have an address; in a container, its virtual interface; where there is \
-neither, loopback.";
+behind them that are up and have an address (bonds and bridges over a device included); in a \
+container, its virtual interface; where there is neither, a tunnel; then loopback. Bridges of \
+containers, such as docker0, are used by name only.";
 
 const EXAMPLES: &str = "\
 \x1b[1m\x1b[4mExamples:\x1b[0m
@@ -44,7 +45,7 @@ Exits with 1 when the settings choose no interface, or the plugin cannot be used
 pub(crate) struct Arguments {
     /// Load this NCCL net plugin, a path or a name, and list its devices too
     ///
-    /// The one of TCPX_PLUGIN unless it is given, where TCPX_TRANSPORT=plugin.
+    /// Defaults to TCPX_PLUGIN if TCPX_TRANSPORT=plugin.
     #[arg(long, value_name = "PLUGIN")]
     plugin: Option<String>,
 
@@ -78,7 +79,7 @@ pub(crate) fn run(args: &Arguments, output: &mut Output) -> Result<Verdict, Fail
     let report = Report {
         interfaces: found
             .iter()
-            .map(|interface| Row::of(interface, &selection))
+            .map(|interface| Row::of(interface, &found, &selection))
             .collect(),
         selection,
         gpus: gpus::Section::find(&chosen, config.as_ref().ok()),
@@ -106,7 +107,7 @@ struct Report {
     plugin: Option<plugin::Section>,
 }
 
-/// Which interfaces the settings choose.
+/// The interfaces that the settings choose.
 #[derive(Debug, Serialize)]
 struct Selection {
     selector: Option<String>,
@@ -115,7 +116,7 @@ struct Selection {
 }
 
 impl Selection {
-    /// What the selector chooses, also as interfaces.
+    /// Returns the choice of the selector, also as interfaces.
     fn of(selector: &InterfaceSelector, found: &[Interface]) -> (Self, Vec<Interface>) {
         let (chosen, error) = match selector.select(found) {
             Ok(chosen) => (chosen, None),
@@ -142,7 +143,8 @@ struct Row {
     mtu: u32,
     numa_node: Option<u32>,
     pci_address: Option<String>,
-    /// From the PCI root to the device, or to each of the devices below a bond and the like.
+    /// The path from the PCI root to the device, or to each of the devices below a bond and the
+    /// like.
     pci_paths: Vec<Vec<String>>,
     driver: Option<String>,
     usable: bool,
@@ -158,8 +160,8 @@ struct Address {
 }
 
 impl Row {
-    fn of(interface: &Interface, selection: &Selection) -> Self {
-        let why_not = interface.usable().err();
+    fn of(interface: &Interface, found: &[Interface], selection: &Selection) -> Self {
+        let why_not = interface.usable_among(found).err();
         Row {
             name: interface.name.clone(),
             index: interface.index,
@@ -279,7 +281,7 @@ impl Row {
     }
 }
 
-/// A PCI device as a table shows it: its address, and below it the way there from the root.
+/// Formats a PCI device for a table: its address, and below it the path from the root.
 fn pci_lines(path: &[String]) -> String {
     match path {
         [way @ .., address] if !way.is_empty() => format!("{address}\nin {}", way.join("/")),
@@ -298,9 +300,10 @@ mod tests {
 
     fn row(interface: &Interface) -> Row {
         let selector = InterfaceSelector::every_usable();
-        let (selection, chosen) = Selection::of(&selector, std::slice::from_ref(interface));
+        let found = std::slice::from_ref(interface);
+        let (selection, chosen) = Selection::of(&selector, found);
         assert_eq!(chosen.len(), 1);
-        Row::of(interface, &selection)
+        Row::of(interface, found, &selection)
     }
 
     #[test]
@@ -315,7 +318,7 @@ mod tests {
         let document = serde_json::to_value(&eth3).unwrap();
         assert_eq!(document["numa_node"], 1);
         assert_eq!(document["pci_paths"][0][4], "0000:35:00.0");
-        // A bond has those of all devices below it.
+        // A bond has the locations of all devices below it.
         let locations = nics[..2].iter().flat_map(|nic| nic.locations.clone());
         let bond = row(&nic("bond0", locations.collect()));
         assert_eq!(bond.pci().lines().count(), 4);

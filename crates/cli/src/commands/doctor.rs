@@ -1,4 +1,4 @@
-//! `tcpx doctor`: is this machine fit for transfers, and what to do about it?
+//! `tcpx doctor`: checks whether transfers work on this machine, with advice.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Socket buffers against what a lane keeps in flight: bandwidth × round trip.
+//! Compares socket buffers with the bytes that a lane keeps in flight: bandwidth × round trip.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use super::Finding;
 use super::machine::Machine;
 use crate::units::{count, megabits_per_second};
 
-/// A round trip no data-centre network exceeds under load.
+/// A round trip that no data-centre network exceeds under load.
 const ROUND_TRIP: Duration = Duration::from_millis(1);
-/// What an interface is taken for that does not know its speed, as virtual machines' do not.
+/// The speed assumed for an interface that does not report it, as in virtual machines.
 const ASSUMED_MBPS: u64 = 25_000;
 
-/// Everything about buffers; nothing of it matters on loopback.
+/// Runs all checks of buffers; none of them matters on loopback.
 pub(super) fn findings(machine: &Machine, chosen: &[Interface], config: &Config) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(path) = Path::over(chosen, config.lanes()) {
@@ -38,7 +38,7 @@ pub(super) fn findings(machine: &Machine, chosen: &[Interface], config: &Config)
     findings
 }
 
-/// What all lanes to one peer together have to keep busy.
+/// The total load of all lanes to one peer.
 #[derive(Debug, Clone, Copy)]
 struct Path {
     mbps: u64,
@@ -47,7 +47,7 @@ struct Path {
 }
 
 impl Path {
-    /// The sum of the interfaces that leave this machine, if any does.
+    /// Returns the sum of the interfaces that leave this machine, if any does.
     fn over(chosen: &[Interface], lanes: usize) -> Option<Self> {
         let real: Vec<&Interface> = chosen.iter().filter(|i| !i.is_loopback()).collect();
         let speed = |interface: &&Interface| interface.speed_mbps.map_or(ASSUMED_MBPS, u64::from);
@@ -58,19 +58,19 @@ impl Path {
         })
     }
 
-    /// Bytes in flight on one lane when all of them are busy.
+    /// Returns the bytes in flight on one lane when all of them are busy.
     fn in_flight(self) -> u64 {
         let per_second = u128::from(self.mbps) * 1_000_000 / 8;
         let in_flight = per_second * ROUND_TRIP.as_micros() / 1_000_000 / self.lanes as u128;
         u64::try_from(in_flight).unwrap_or(u64::MAX)
     }
 
-    /// The buffer that takes: the kernel counts its own overhead, about as much again.
+    /// Returns the buffer needed: the kernel counts its own overhead, about as much again.
     fn needed(self) -> u64 {
         self.in_flight().saturating_mul(2)
     }
 
-    /// The arithmetic, for the report.
+    /// Returns the arithmetic, for the report.
     fn shown(self) -> String {
         format!(
             "{}{} × {} ms ÷ {} = {} in flight on each, twice that in buffer",
@@ -119,7 +119,7 @@ impl Autotuned {
     }
 }
 
-/// The cap on buffers of fixed size; autotuned ones do not heed it.
+/// Checks the cap on buffers of fixed size; autotuned ones ignore it.
 fn core(id: &'static str, name: &str, most: u64, fixed: u64) -> Finding {
     let found = format!("{name} is {}", bytes(most));
     if fixed == 0 {

@@ -1,5 +1,5 @@
-//! GPUs: which ones there are, how far the interfaces are from them, whether there is room to stage
-//! their memory, and a transfer of it. Nothing is said where there is none: `presence` has said so.
+//! Checks GPUs: their distance from the interfaces, the room to stage their memory, and a transfer
+//! of it. Reports nothing without GPUs: `presence` has done so.
 
 use tcpx::Config;
 use tcpx::cuda::{self, DeviceInfo};
@@ -13,7 +13,7 @@ use super::{Finding, Level, presence, transfer};
 use crate::gpus;
 use crate::units::count;
 
-/// Everything about GPUs. `transfers` is false where the settings allow no session.
+/// Runs all checks of GPUs. `transfers` is false if the settings allow no session.
 pub(super) fn findings(
     machine: &Machine,
     chosen: &[Interface],
@@ -23,7 +23,7 @@ pub(super) fn findings(
     let presence = presence::gpus(machine);
     let devices = match cuda::devices() {
         Ok(devices) => devices,
-        // The same in other words where no device file is there either.
+        // `presence` says the same if there is no device file either.
         Err(_) if presence.level == Level::Info => return vec![presence],
         Err(error) => return vec![presence, unusable(&error)],
     };
@@ -96,7 +96,7 @@ fn distance(ordinal: u32, distance: Distance, names: &[&str]) -> Finding {
     }
 }
 
-/// Slots for all lanes to one peer, both ways, against what may be pinned.
+/// Compares slots for all lanes to one peer, in both directions, with what may be pinned.
 fn staging(config: &Config) -> Finding {
     const ID: &str = "gpu.staging";
     let slot = config.staging_slot_bytes() as u64;
@@ -126,7 +126,7 @@ fn staging(config: &Config) -> Finding {
     )
 }
 
-/// Pinned memory cannot be swapped: it must fit beside everything else.
+/// Checks that pinned memory, which cannot be swapped, fits beside everything else.
 fn pinned(staging_bytes: u64, available: Option<u64>, locked: Limit) -> Finding {
     const ID: &str = "gpu.pinned";
     let limit = locked.soft.map_or("unlimited".to_owned(), bytes);

@@ -1,4 +1,4 @@
-//! What the kernel can do: zero-copy sends, device-memory TCP, large pages, cores.
+//! Checks the kernel: zero-copy sends, device-memory TCP, large pages, cores.
 
 use std::fmt;
 use std::io;
@@ -7,7 +7,7 @@ use super::Finding;
 use super::machine::Machine;
 use crate::units::count;
 
-/// Everything about the kernel.
+/// Runs all checks of the kernel.
 pub(super) fn findings(machine: &Machine) -> Vec<Finding> {
     let release = machine.kernel_release();
     let version = release.as_deref().and_then(Version::parse);
@@ -21,16 +21,16 @@ pub(super) fn findings(machine: &Machine) -> Vec<Finding> {
     ]
 }
 
-/// The two numbers of a kernel release that features hang on.
+/// The two numbers of a kernel release that determine features.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Version(u32, u32);
 
 impl Version {
-    /// Zero-copy sends on TCP.
+    /// First release with zero-copy sends on TCP.
     const ZEROCOPY: Version = Version(4, 14);
-    /// Received payload can land in device memory.
+    /// First release in which received payload can land in device memory.
     const DEVMEM_RECEIVE: Version = Version(6, 12);
-    /// Payload can be sent from device memory.
+    /// First release in which payload can be sent from device memory.
     const DEVMEM_SEND: Version = Version(6, 16);
 
     fn parse(release: &str) -> Option<Self> {

@@ -1,4 +1,4 @@
-//! Limits of the process: open files, locked memory.
+//! Checks limits of the process: open files, locked memory.
 
 use tcpx_bench::units::bytes;
 
@@ -6,14 +6,14 @@ use super::Finding;
 use super::machine::Limit;
 use crate::units::count;
 
-/// Descriptors a session needs besides those of its peers: listeners, pollers, wakers, logs.
+/// Descriptors that a session needs besides those of its peers: listeners, pollers, wakers, logs.
 const OWN_FILES: u64 = 64;
-/// Peers below which the limit deserves a warning: one rack of eight-GPU machines.
+/// Number of peers below which the limit deserves a warning: one rack of eight-GPU machines.
 const PEERS: u64 = 32;
-/// What zero-copy sends of one session may pin at once: 8 lanes × 8 MiB in flight.
+/// Bytes that zero-copy sends of one session may pin at once: 8 lanes × 8 MiB in flight.
 const PINNED: u64 = 64 << 20;
 
-/// A peer costs one descriptor a lane, and one more while it connects.
+/// Checks open files. A peer costs one descriptor per lane, and one more while it connects.
 pub(super) fn open_files(limit: Limit, lanes: usize) -> Finding {
     const ID: &str = "limits.nofile";
     let each = lanes as u64 + 1;
@@ -40,7 +40,7 @@ pub(super) fn open_files(limit: Limit, lanes: usize) -> Finding {
     }
 }
 
-/// Only zero-copy sends count: what CUDA pins for GPUs does not.
+/// Checks locked memory. Only zero-copy sends count: memory that CUDA pins for GPUs does not.
 pub(super) fn locked_memory(limit: Limit) -> Finding {
     const ID: &str = "limits.memlock";
     match limit.soft {

@@ -1,4 +1,4 @@
-//! What is read from this machine: sysctls, sysfs, devices, limits. No judgement.
+//! Reads facts about this machine: sysctls, sysfs, devices, limits. No judgement.
 
 use std::fs;
 use std::io;
@@ -14,79 +14,79 @@ pub(crate) struct Limit {
     pub(crate) hard: Option<u64>,
 }
 
-/// Where to read from; the root is another folder in tests.
+/// The root folder to read from; another folder in tests.
 #[derive(Debug)]
 pub(crate) struct Machine {
     root: PathBuf,
 }
 
 impl Machine {
-    /// The machine this runs on.
+    /// Returns the machine this runs on.
     pub(crate) fn this() -> Self {
         Machine::at("/")
     }
 
-    /// A machine whose `/proc`, `/sys`, `/dev` and libraries lie below `root`.
+    /// Creates a machine whose `/proc`, `/sys`, `/dev` and libraries lie below `root`.
     pub(crate) fn at(root: impl Into<PathBuf>) -> Self {
         Machine { root: root.into() }
     }
 
-    /// `RLIMIT_NOFILE`.
+    /// Returns `RLIMIT_NOFILE`.
     pub(crate) fn open_files(&self) -> Limit {
         limit(Resource::Nofile)
     }
 
-    /// `RLIMIT_MEMLOCK`.
+    /// Returns `RLIMIT_MEMLOCK`.
     pub(crate) fn locked_memory(&self) -> Limit {
         limit(Resource::Memlock)
     }
 
-    /// The kernel's release, such as `6.12.0-generic`.
+    /// Returns the kernel's release, such as `6.12.0-generic`.
     pub(crate) fn kernel_release(&self) -> Option<String> {
         self.sysctl("kernel/osrelease")
     }
 
-    /// Whether the kernel lets TCP send without copying.
+    /// Returns whether the kernel lets TCP send without copying.
     pub(crate) fn zerocopy(&self) -> io::Result<()> {
         crate::sys::probe_zerocopy()
     }
 
-    /// How many cores this process may use.
+    /// Returns the number of cores that this process may use.
     pub(crate) fn cores(&self) -> usize {
         std::thread::available_parallelism().map_or(1, usize::from)
     }
 
-    /// The text of `/proc/sys/…`.
+    /// Returns the text of `/proc/sys/…`.
     pub(crate) fn sysctl(&self, name: &str) -> Option<String> {
         self.text(&format!("proc/sys/{name}"))
     }
 
-    /// One number of `/proc/sys/…`.
+    /// Returns one number of `/proc/sys/…`.
     pub(crate) fn sysctl_number<T: FromStr>(&self, name: &str) -> Option<T> {
         self.sysctl(name)?.parse().ok()
     }
 
-    /// The third of three numbers (least, usual, most), as in `tcp_rmem`.
+    /// Returns the third of three numbers (minimum, default, maximum), as in `tcp_rmem`.
     pub(crate) fn sysctl_most(&self, name: &str) -> Option<u64> {
         self.sysctl(name)?.split_whitespace().nth(2)?.parse().ok()
     }
 
-    /// The text of a file below the root, trimmed.
+    /// Returns the text of a file below the root, trimmed.
     pub(crate) fn text(&self, path: &str) -> Option<String> {
         fs::read_to_string(self.root.join(path))
             .ok()
             .map(|text| text.trim().to_owned())
     }
 
-    /// The names in a folder below the root, sorted; none where there is no such folder.
+    /// Returns the names in a folder below the root, sorted; none if there is no such folder.
     pub(crate) fn names(&self, folder: &str) -> Vec<String> {
         names(&self.root.join(folder))
     }
 
-    /// Shared libraries whose file name `wanted` accepts, in the order the loader looks.
+    /// Finds shared libraries whose file name `wanted` accepts, in the loader's order.
     ///
     /// Folders of `search` come first (`LD_LIBRARY_PATH`), then the loader's cache, then its
-    /// default folders. Nothing is opened: a library runs code when it is loaded.
+    /// default folders. Opens no library, since loading one runs code.
     pub(crate) fn libraries(&self, search: &[PathBuf], wanted: fn(&str) -> bool) -> Vec<PathBuf> {
         const DEFAULT: [&str; 8] = [
             "lib",
@@ -120,7 +120,7 @@ impl Machine {
         found
     }
 
-    /// Paths in `/etc/ld.so.cache`: its strings stand one after another, each ended by a zero.
+    /// Returns paths in `/etc/ld.so.cache`, which contains them as strings that end with a zero.
     fn cached_libraries(&self, wanted: fn(&str) -> bool) -> Vec<PathBuf> {
         let cache = fs::read(self.root.join("etc/ld.so.cache")).unwrap_or_default();
         cache

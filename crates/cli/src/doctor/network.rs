@@ -1,4 +1,4 @@
-//! The way out: interfaces, packets, congestion control, the listen queue.
+//! Checks the network: interfaces, packets, congestion control, the listen queue.
 
 use tcpx_net::interfaces::{Interface, InterfaceSelector};
 
@@ -12,7 +12,7 @@ const JUMBO: u32 = 9000;
 /// Peers that may connect in the same instant, as when a job starts.
 const BURST: usize = 32;
 
-/// Everything but the choice of interfaces.
+/// Runs all checks but the choice of interfaces.
 pub(super) fn findings(machine: &Machine, chosen: &[Interface], lanes: usize) -> Vec<Finding> {
     let probing = machine.sysctl_number("net/ipv4/tcp_mtu_probing");
     let congestion = machine.sysctl("net/ipv4/tcp_congestion_control");
@@ -27,7 +27,7 @@ pub(super) fn findings(machine: &Machine, chosen: &[Interface], lanes: usize) ->
     findings
 }
 
-/// Which interfaces the settings choose.
+/// Checks which interfaces the settings choose.
 pub(super) fn selection(selector: &InterfaceSelector, found: &[Interface]) -> Finding {
     const ID: &str = "network.interfaces";
     let chosen = match selector.select(found) {
@@ -52,7 +52,7 @@ pub(super) fn selection(selector: &InterfaceSelector, found: &[Interface]) -> Fi
     Finding::ok(ID, found)
 }
 
-/// The kernel did not list its interfaces.
+/// Reports that the kernel did not list its interfaces.
 pub(super) fn undiscovered(error: &str) -> Finding {
     Finding::fail(
         "network.interfaces",
@@ -68,7 +68,7 @@ fn describe(interface: &Interface) -> String {
     }
 }
 
-/// Small packets cost CPU time; nothing where only loopback is used.
+/// Checks the packet size: small packets cost CPU time. Nothing if only loopback is used.
 fn packets(chosen: &[Interface], probing: Option<u8>) -> Option<Finding> {
     const ID: &str = "network.mtu";
     let real: Vec<&Interface> = chosen.iter().filter(|i| !i.is_loopback()).collect();

@@ -1,4 +1,4 @@
-//! The NCCL net plugin that the settings choose: it is loaded, and has to work.
+//! Checks the NCCL net plugin that the settings choose: loads it.
 
 use tcpx::Config;
 use tcpx::ncclnet::{DeviceType, Error, Fault, Plugin, Properties};

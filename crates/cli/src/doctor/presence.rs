@@ -1,4 +1,4 @@
-//! What else is here: GPUs and NCCL net plugins. Transfers of host memory need neither.
+//! Reports GPUs and NCCL net plugins. Transfers of host memory need neither.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use super::Finding;
 use super::machine::Machine;
 use crate::units::count;
 
-/// GPUs by their device files, and the library that drives them.
+/// Looks for GPUs by their device files, and for the driver's library.
 pub(super) fn gpus(machine: &Machine) -> Finding {
     let devices = machine
         .names("dev")
@@ -44,7 +44,7 @@ fn is_gpu(name: &str) -> bool {
     !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// NCCL net plugins, `asked` being the one the settings name.
+/// Reports NCCL net plugins; `asked` is the one in the settings.
 pub(super) fn plugin(machine: &Machine, asked: &str) -> Finding {
     let search = search_path(std::env::var_os("LD_LIBRARY_PATH").as_deref());
     let found = machine.libraries(&search, |name| {

@@ -1,5 +1,5 @@
-//! The proof: two sessions in this process, 16 MiB written over loopback, every byte compared; from
-//! host memory to host memory, and from each GPU to itself.
+//! Transfers 16 MiB over loopback between two sessions in this process and compares every byte;
+//! from host memory to host memory, and from each GPU to itself.
 
 use std::time::{Duration, Instant};
 
@@ -15,10 +15,10 @@ use crate::error::chain;
 
 /// Enough to use every lane, little enough to be done in a moment.
 const BYTES: usize = 16 << 20;
-/// A machine that needs longer has a problem.
+/// Time limit: a machine that needs longer has a problem.
 const PATIENCE: Duration = Duration::from_secs(35);
 
-/// Moves memory through the engine as an application would, between two pieces of the same place.
+/// Moves memory through the engine as an application would, between two parts of the same place.
 pub(super) fn loopback(config: &Config, place: Place) -> Finding {
     let (id, where_from) = match place {
         Place::Host => ("transfer.loopback", String::new()),
@@ -46,7 +46,7 @@ pub(super) fn loopback(config: &Config, place: Place) -> Finding {
             "this must not happen: please report it with the output of `tcpx doctor --json`",
         ),
         Err(error) if place.is_host() => Finding::fail(id, chain(&error), advice),
-        // Transfers of host memory work without any GPU.
+        // Transfers of host memory work without a GPU.
         Err(error) => Finding::warn(
             id,
             format!("memory of {place} does not move: {}", chain(&error)),
@@ -60,7 +60,7 @@ enum Outcome {
     Corrupt(usize),
 }
 
-/// The same settings, but nothing leaves this machine.
+/// Returns the same settings, restricted to this machine.
 fn loopback_only(mut config: Config) -> Result<Config, tcpx::ConfigError> {
     let found = interfaces::discover().unwrap_or_default();
     if let Some(lo) = found
@@ -71,8 +71,9 @@ fn loopback_only(mut config: Config) -> Result<Config, tcpx::ConfigError> {
             config.set(key, &exactly(lo))?;
         }
     }
-    // Two sessions cannot share one port.
+    // Two sessions cannot share one port, or the address that is mapped to it.
     config.set("listen_port", "0")?;
+    config.set("advertise", "")?;
     config.set("transport", "tcp")?;
     Ok(config)
 }
@@ -101,7 +102,7 @@ fn write_and_compare(config: &Config, place: Place) -> Result<Outcome, tcpx::Err
     };
     let transfer = source.prepare(Op::Write, &peer, [segment])?;
     let mut elapsed = Duration::ZERO;
-    // The second time counts: pages are there, pinned memory too.
+    // The second round counts: by then pages are mapped and memory is pinned.
     for poison in [1, 2] {
         Pattern::new(poison).fill(0, &mut content);
         to.write(&content)?;

@@ -1,5 +1,8 @@
 //! `tcpx bench`: small measurements over two real processes. Numbers are not judged, bytes are.
 
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
 use crate::beside::fake_driver;
 use crate::support::{Run, Server, deaf_address, run, tcpx};
 
@@ -70,6 +73,31 @@ fn a_client_measures_the_path_that_connecting_decides() {
         assert_eq!(report["path"], path, "{there} {extra:?}");
         server.finish().expect(0);
     }
+}
+
+/// One file with what both processes have done, and nothing else in the folder.
+#[test]
+fn a_measurement_can_be_recorded() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("100% of it.json");
+    let measure = ["bench", "--size", "300K", "--iterations", "3", "--no-floor"];
+    let trace = ["--trace", file.to_str().unwrap()];
+    let run = run(&[&measure[..], &trace].concat()).expect(0);
+    assert!(run.stderr.contains("ui.perfetto.dev"), "{}", run.stderr);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    let text = std::fs::read_to_string(&file).unwrap();
+    let events: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+    let pids_of = |name: &str| -> std::collections::BTreeSet<u64> {
+        let named = events.iter().filter(|event| event["name"] == name);
+        named.filter_map(|event| event["pid"].as_u64()).collect()
+    };
+    assert_eq!(pids_of("trace closed").len(), 2);
+    assert_eq!(pids_of("send WRITE").len(), 1);
+    assert_eq!(pids_of("answer READ").len(), 1);
+    assert_ne!(pids_of("send WRITE"), pids_of("receive WRITE"));
+    let missing = folder.path().join("missing/trace.json");
+    let trace = ["--trace", missing.to_str().unwrap()];
+    crate::support::run(&[&measure[..], &trace].concat()).expect(2);
 }
 
 /// With a CUDA driver made of ordinary memory: between a GPU and the host lanes are chosen.
@@ -201,7 +229,10 @@ fn memory_of_a_gpu_that_is_not_there_is_a_failure_that_says_what_is_missing() {
         ("host,vram:4096", "the other side of the benchmark failed: "),
     ] {
         let refused = run(&["bench", "--mem", places, "--quick", "--json"]).expect(1);
-        let error = refused.json()["error"].as_str().unwrap().to_owned();
+        let error = refused.json()["error"]["message"]
+            .as_str()
+            .unwrap()
+            .to_owned();
         let rest = error
             .strip_prefix(from)
             .unwrap_or_else(|| panic!("{error}"));
@@ -279,4 +310,39 @@ fn a_server_that_is_not_there_is_a_failure() {
 fn the_second_process_is_not_for_people() {
     let lost = run(&["bench", "second-process"]).expect(1);
     assert!(lost.stderr.contains("measuring process"), "{}", lost.stderr);
+}
+
+/// Ctrl-C, as soon as the first of two long cases is being measured.
+#[test]
+fn an_interrupted_measurement_prints_what_it_has() {
+    let words = "bench --size 64K --duration 1h --json";
+    let child = tcpx(&words.split(' ').collect::<Vec<_>>())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    wait_for_handler(child.id());
+    // SAFETY: sends a signal to a child that was not waited for.
+    unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGINT) };
+    let run: Run = child.wait_with_output().unwrap().into();
+    let run = run.expect(130);
+    let report = run.json();
+    assert_eq!(report["interrupted"], true);
+    assert!(report["cases"].as_array().unwrap().len() < 2, "{report}");
+    assert!(run.stderr.contains("Interrupted"), "{}", run.stderr);
+}
+
+/// Waits until a process handles SIGINT itself.
+fn wait_for_handler(process: u32) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let handles = || {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
+        caught & (1 << (libc::SIGINT - 1)) != 0
+    };
+    while !handles() {
+        assert!(Instant::now() < deadline, "it does not begin to measure");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }

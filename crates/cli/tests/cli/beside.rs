@@ -1,5 +1,5 @@
-//! `tcpx bench --beside-compute`, with a CUDA driver made of ordinary memory: loads and transfers
-//! are real, their speeds mean nothing.
+//! Tests `tcpx bench --beside-compute` with a CUDA driver made of ordinary memory: loads and
+//! transfers are real, their speeds mean nothing.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -113,7 +113,7 @@ fn a_load_that_computes_wrong_values_gives_no_result() {
     assert!(!wrong.stdout.contains("KEEPS"), "{}", wrong.stdout);
 }
 
-/// The driver may be there where this runs; GPU 4096 is not.
+/// The driver may be installed where this runs; GPU 4096 is not.
 #[test]
 fn what_is_missing_for_a_load_is_said() {
     let missing = run(&["bench", "--beside-compute", "--mem", "vram:4096,host"]).expect(1);

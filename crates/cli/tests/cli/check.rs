@@ -167,11 +167,15 @@ fn strangers_do_not_end_a_server() {
 fn nobody_there_is_refused() {
     let (address, _held) = deaf_address();
     let refused = run(&["check", "client", &address.to_string(), "--json"]).expect(1);
-    let error = refused.json()["error"].as_str().unwrap().to_owned();
+    let error = &refused.json()["error"];
+    let message = error["message"].as_str().unwrap();
     assert!(
-        error.contains("refused") && error.contains(&address.to_string()),
+        message.contains("refused") && message.contains(&address.to_string()),
         "{error}"
     );
+    assert_eq!(error["kind"], "bootstrap");
+    let remedy = error["remedy"].as_str().unwrap();
+    assert!(remedy.contains("start the server there"), "{error}");
     assert!(refused.stderr.contains("error:"), "{}", refused.stderr);
 }
 

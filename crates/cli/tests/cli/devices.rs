@@ -79,6 +79,6 @@ fn a_selection_of_nothing_is_a_problem_that_lists_what_exists() {
         .unwrap()
         .to_owned();
     assert!(error.contains("nosuch") && error.contains("lo"), "{error}");
-    // The list itself is still there: it is what helps.
+    // The list is still printed: it helps to choose.
     assert_eq!(row(&run.json(), "lo")["selected"], false);
 }

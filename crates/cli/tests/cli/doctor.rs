@@ -83,3 +83,25 @@ fn an_interface_that_does_not_exist_is_a_failure() {
             .contains("this machine has")
     );
 }
+
+/// Every command that reads settings reports a misspelt variable, and works.
+#[test]
+fn a_misspelt_variable_is_found_with_what_was_meant() {
+    const WORDS: &str = "TCPX_LANE is not a setting: did you mean TCPX_LANES?";
+    let misspelt = |args: &[&str]| -> Run {
+        let output = tcpx(args).env("TCPX_LANE", "3").output();
+        output.unwrap().into()
+    };
+    let doctor = misspelt(&["doctor", "--json"]).expect(0);
+    let finding = finding(&doctor.json(), "config.unknown");
+    assert_eq!(finding["level"], "warn");
+    assert_eq!(finding["found"], WORDS);
+    // The sessions that it starts warn too, once.
+    assert_eq!(doctor.stderr.matches(WORDS).count(), 1, "{}", doctor.stderr);
+
+    let config = misspelt(&["config", "--json"]).expect(0).json();
+    assert_eq!(config["unknown"][0]["variable"], "TCPX_LANE");
+    assert_eq!(config["unknown"][0]["suggestion"], "TCPX_LANES");
+    let config = misspelt(&["config"]).expect(0).stdout;
+    assert!(config.contains(WORDS), "{config}");
+}

@@ -1,4 +1,4 @@
-//! Help, version, usage errors, and what happens when nobody reads.
+//! Tests help, version, usage errors, and output that nobody reads.
 
 use std::process::Stdio;
 
@@ -6,7 +6,7 @@ use crate::support::{run, tcpx};
 
 #[test]
 fn every_command_explains_itself() {
-    let commands: [(&[&str], &str); 10] = [
+    let commands: [(&[&str], &str); 11] = [
         (&[], "Exit status:"),
         (&["devices"], "tcpx devices --json"),
         (&["doctor"], "Exits with 0 when transfers will work"),
@@ -15,6 +15,7 @@ fn every_command_explains_itself() {
         (&["check", "server"], "--keep"),
         (&["check", "client"], "HOST[:PORT]"),
         (&["bench"], "tcpx bench --report bench.html"),
+        (&["top"], "the peer's receive window"),
         (&["bench", "server"], "--once"),
         (&["bench", "client"], "HOST[:PORT]"),
     ];
@@ -92,7 +93,12 @@ fn a_bad_variable_is_named_with_its_value_and_what_was_expected() {
         }
     }
     let refused = run(&["config", "--json", "--set", "speed=fast"]).expect(2);
-    assert!(refused.json()["error"].as_str().unwrap().contains("speed"));
+    assert!(
+        refused.json()["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("speed")
+    );
 }
 
 #[test]
@@ -109,7 +115,7 @@ fn a_variable_that_is_not_utf8_is_named() {
 }
 
 #[test]
-fn a_reader_that_leaves_early_is_no_problem() {
+fn a_closed_stdout_is_no_error() {
     for arguments in [&["devices"][..], &["config"], &["config", "--json"]] {
         let mut child = tcpx(arguments)
             .stdout(Stdio::piped())
@@ -128,7 +134,7 @@ fn a_reader_that_leaves_early_is_no_problem() {
 }
 
 #[test]
-fn a_full_disk_is_one() {
+fn a_full_disk_is_an_error() {
     let full = std::fs::OpenOptions::new()
         .write(true)
         .open("/dev/full")
@@ -143,9 +149,33 @@ fn a_full_disk_is_one() {
 }
 
 #[test]
-fn colours_come_when_called() {
+fn colours_can_be_forced() {
     let plain = run(&["devices"]).expect(0);
     assert!(!plain.stdout.contains('\x1b'), "{}", plain.stdout);
     let coloured = run(&["devices", "--color", "always"]).expect(0);
     assert!(coloured.stdout.contains('\x1b'), "{}", coloured.stdout);
+}
+
+#[test]
+fn errors_are_json_documents_with_json() {
+    for (words, kind) in [
+        (&["config", "--json", "--set", "speed=fast"][..], "config"),
+        (&["check", "client", "--json", "--speed"], "usage"),
+        (&["--json", "dance"], "usage"),
+        (
+            &["bench", "client", "--json", "--faults", "127.0.0.1:1"],
+            "usage",
+        ),
+    ] {
+        let refused = run(words).expect(2);
+        let error = &refused.json()["error"];
+        assert_eq!(error["kind"], kind, "{error}");
+        for key in ["message", "remedy"] {
+            assert!(!error[key].as_str().unwrap().is_empty(), "{error}");
+        }
+        assert!(refused.stderr.contains("error:"), "{}", refused.stderr);
+    }
+    // Requested help is no error.
+    let help = run(&["config", "--json", "--help"]).expect(0);
+    assert!(help.stdout.contains("--json"), "{}", help.stdout);
 }

@@ -1,4 +1,4 @@
-//! The real binary, as a user or a script runs it.
+//! Tests the real binary, as a user or a script runs it.
 
 mod bench;
 mod beside;
@@ -7,4 +7,6 @@ mod devices;
 mod doctor;
 mod help;
 mod namespaces;
+mod nixl;
 mod support;
+mod top;

@@ -1,4 +1,4 @@
-//! Running the binary.
+//! Runs the binary.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// The binary under test, with an environment of its own: sessions stay on loopback.
+/// Returns the binary under test, with an environment of its own: sessions stay on loopback.
 pub(crate) fn tcpx(args: &[&str]) -> Command {
     in_environment(Command::new(env!("CARGO_BIN_EXE_tcpx")), args)
 }
 
-/// `command` with `args`, with no settings of the machine's but `TCPX_INTERFACES=lo`.
+/// Prepares `command` with `args`, with no settings of the machine but `TCPX_INTERFACES=lo`.
 pub(crate) fn in_environment(mut command: Command, args: &[&str]) -> Command {
     let inherited: Vec<_> = std::env::vars_os().map(|(name, _)| name).collect();
     for name in inherited {
@@ -31,15 +31,15 @@ pub(crate) fn in_environment(mut command: Command, args: &[&str]) -> Command {
     command
 }
 
-/// Returns an address where nobody listens, and what keeps others from listening there while it
-/// lives: a connection that has this address as its own.
+/// Returns an address where nobody listens, and a connection that has this address as its own,
+/// which keeps others from listening there while it lives.
 pub(crate) fn deaf_address() -> (SocketAddr, (TcpListener, TcpStream)) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     (stream.local_addr().unwrap(), (listener, stream))
 }
 
-/// What a finished run left.
+/// The result of a finished run.
 pub(crate) struct Run {
     pub(crate) code: i32,
     pub(crate) stdout: String,
@@ -91,7 +91,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts `command` and waits until it says where it listens.
+    /// Starts `command` and waits until it prints its address.
     pub(crate) fn start(mut command: Command) -> Self {
         let mut child = command
             .stdout(Stdio::piped())
@@ -141,13 +141,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may be gone already.
+        // It may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Says on the real stderr, which the test harness does not swallow, that a test did not run.
+/// Reports a skipped test on the real stderr, which the test harness does not capture.
 pub(crate) fn skip(test: &str, why: &str) {
-    let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {why}");
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {why}");
 }

@@ -1,4 +1,4 @@
-//! That scattered blocks moved in batches, by several threads at once, land where they should.
+//! Checks that scattered blocks moved in batches, by several threads at once, arrive correctly.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ const BATCH_BYTES: usize = 8 << 20;
 const THREADS: u64 = 4;
 const ROUNDS: usize = 12;
 const POISON: u8 = 0xa5;
-/// Batches that have failed take no blocks and do not say so.
+/// Limits the wait: failed batches accept no blocks and report nothing.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) fn run(ordinal: u32) -> Outcome {
@@ -54,7 +54,7 @@ impl Mover {
     }
 
     fn run(&mut self, batches: &Batches) -> Outcome {
-        // Blocks as caches have them, some that no access of 16 bytes fits, and one block in all.
+        // Typical sizes of cache blocks, some that rule out 16-byte accesses, and one single block.
         for size in [4096, 16384, 4100, 777, 1 << 20]
             .into_iter()
             .cycle()
@@ -67,7 +67,7 @@ impl Mover {
         Ok(())
     }
 
-    /// Some blocks of the buffer, at most a batch's worth, in random order.
+    /// Returns some blocks of the buffer, at most a batch's worth, in random order.
     fn blocks(&mut self, size: usize) -> Vec<Range> {
         let place = |i: usize| Range {
             address: self.buffer.address() + i * size,
@@ -107,7 +107,7 @@ impl Mover {
         expect_equal("scatter in a batch", &found, &expected)
     }
 
-    /// Where each block lies in the host's memory, and in the buffer.
+    /// Lists the position of each block in host memory and in the buffer.
     fn pieces(&self, blocks: &[Range]) -> Vec<(usize, std::ops::Range<usize>)> {
         let base = self.buffer.address();
         let place = |at: &mut usize, block: &Range| {
@@ -122,8 +122,8 @@ impl Mover {
     fn complete(&mut self, batches: &Batches, direction: Move, blocks: &[Range]) -> Outcome {
         let (mut turns, begun) = (0, Instant::now());
         let ticket = loop {
-            // SAFETY: buffer and host memory live on, and nobody else uses them, until the copy is
-            // over.
+            // SAFETY: buffer and host memory stay valid, and nothing else uses them, until the copy
+            // has completed.
             match unsafe { batches.add(direction, blocks, self.host.address()) } {
                 Some(ticket) => break ticket,
                 None if begun.elapsed() > PATIENCE => {
@@ -141,7 +141,7 @@ impl Mover {
     }
 
     fn host(&mut self) -> &mut [u8] {
-        // SAFETY: the memory is ours, and no copy is on the way when this is called.
+        // SAFETY: this value owns the memory, and no copy is in flight when this is called.
         unsafe { std::slice::from_raw_parts_mut(self.host.address(), self.host.len()) }
     }
 }

@@ -1,4 +1,4 @@
-//! Pseudo-random numbers and bytes, and comparing them.
+//! Pseudo-random numbers and bytes, and their comparison.
 
 use tcpx_cuda::{DeviceBuffer, Range};
 
@@ -35,7 +35,8 @@ impl Random {
     }
 }
 
-/// Ranges in random order that do not overlap, with gaps, within the first `len` bytes of a buffer.
+/// Returns ranges in random order that do not overlap, with gaps, within the first `len` bytes of a
+/// buffer.
 pub(crate) fn random_ranges(random: &mut Random, buffer: &DeviceBuffer, len: usize) -> Vec<Range> {
     let longest = [20, 300, 5_000, 100_000][random.below(4)];
     let mut ranges = Vec::new();
@@ -49,7 +50,7 @@ pub(crate) fn random_ranges(random: &mut Random, buffer: &DeviceBuffer, len: usi
             address: buffer.address() + at,
             len: range,
         });
-        // Often none, often one that keeps blocks aligned, often any.
+        // Often no gap, often one that keeps blocks aligned, often any.
         at += range + [0, range.next_multiple_of(16) - range, random.below(50)][random.below(3)];
     }
     random.shuffle(&mut ranges);

@@ -1,4 +1,4 @@
-//! That every way of copying gives the right bytes and touches no others.
+//! Checks that every way of copying gives the right bytes and touches no others.
 
 use tcpx_cuda::{Device, DeviceBuffer, Entry, Error, Path, Pinned, Queue, Range, StandIn, device};
 
@@ -42,7 +42,7 @@ struct Bench {
     source: DeviceBuffer,
     target: DeviceBuffer,
     host: Pinned,
-    /// What `source` contains.
+    /// The content of `source`.
     bytes: Vec<u8>,
     random: Random,
 }
@@ -66,7 +66,7 @@ impl Bench {
     }
 
     fn host(&mut self) -> &mut [u8] {
-        // SAFETY: the memory is ours, and no copy is on the way when this is called.
+        // SAFETY: this value owns the memory, and no copy is in flight when this is called.
         unsafe { std::slice::from_raw_parts_mut(self.host.address(), self.host.len()) }
     }
 
@@ -85,7 +85,7 @@ impl Bench {
         ranges.iter().flat_map(slice).copied().collect()
     }
 
-    /// An offset that is not always aligned.
+    /// Returns an offset that is not always aligned.
     fn skew(&mut self) -> usize {
         [0, self.random.below(64)][self.random.below(2)]
     }
@@ -98,7 +98,7 @@ impl Bench {
     fn gather_of(&mut self, ranges: &[Range]) -> Outcome {
         let skip = self.skew();
         self.host().fill(POISON);
-        // SAFETY: the buffers live on, and nobody else uses them, until the copy is done.
+        // SAFETY: the buffers stay valid, and nothing else uses them, until the copy is done.
         let ticket = unsafe { self.queue.gather(ranges, self.host.address().add(skip)) }?;
         self.queue.wait(ticket)?;
         let mut expected = vec![POISON; self.host.len()];
@@ -117,7 +117,7 @@ impl Bench {
         let fresh = self.random.bytes(self.host.len());
         self.host().copy_from_slice(&fresh);
         self.target.fill(POISON)?;
-        // SAFETY: the buffers live on, and nobody else uses them, until the copy is done.
+        // SAFETY: the buffers stay valid, and nothing else uses them, until the copy is done.
         let ticket = unsafe { self.queue.scatter(self.host.address().add(skip), ranges) }?;
         self.queue.wait(ticket)?;
         let mut expected = vec![POISON; LEN];
@@ -125,7 +125,7 @@ impl Bench {
         self.expect_target("scatter", ranges.len(), &expected)
     }
 
-    /// Device to device, once by ranges and once by entries.
+    /// Copies device to device, once by ranges and once by entries.
     fn copy(&mut self) -> Outcome {
         let (mut from, mut to) = (
             random_ranges(&mut self.random, &self.source, LEN),
@@ -136,7 +136,8 @@ impl Bench {
         cut(&mut to, bytes);
         self.copy_of(&from, &to)?;
 
-        // The same bytes again, by entries that have the targets' lengths and consecutive sources.
+        // Copies the same bytes again, by entries that have the targets' lengths and consecutive
+        // sources.
         self.target.fill(POISON)?;
         let mut at = 0;
         let entries: Vec<Entry> = to
@@ -164,7 +165,7 @@ impl Bench {
         let picked = self.picked(from);
         spread(&picked, to, self.target.address(), &mut expected);
         self.target.fill(POISON)?;
-        // SAFETY: the buffers live on, and nobody else uses them, until the copy is done.
+        // SAFETY: the buffers stay valid, and nothing else uses them, until the copy is done.
         let ticket = unsafe { self.queue.copy(from, to) }?;
         self.queue.wait(ticket)?;
         self.expect_target("copy", from.len(), &expected)?;
@@ -176,7 +177,7 @@ impl Bench {
         self.expect_target("prepared copy", from.len(), &expected)
     }
 
-    /// Lists whose ranges all have the same length, with counts around all limits.
+    /// Checks lists whose ranges all have the same length, with counts around all limits.
     fn lists_alike(&mut self) -> Outcome {
         const COUNTS: [usize; 9] = [63, 64, 65, 127, 300, 496, 497, 1500, 5000];
         for len in [
@@ -225,7 +226,7 @@ fn cut(ranges: &mut Vec<Range>, mut bytes: usize) {
     });
 }
 
-/// What a scatter of `bytes` does to the memory that begins at `base`.
+/// Applies to `memory`, which begins at `base`, the effect of a scatter of `bytes`.
 fn spread(bytes: &[u8], ranges: &[Range], base: usize, memory: &mut [u8]) {
     let mut rest = bytes;
     for range in ranges {
@@ -235,7 +236,7 @@ fn spread(bytes: &[u8], ranges: &[Range], base: usize, memory: &mut [u8]) {
     }
 }
 
-/// Every alignment of source and target, with lengths around all limits, in one launch.
+/// Checks every alignment of source and target, with lengths around all limits, in one launch.
 fn alignments(ordinal: u32) -> Outcome {
     const LENGTHS: [usize; 22] = [
         1, 2, 3, 7, 15, 16, 17, 31, 33, 63, 64, 100, 255, 511, 1000, 4095, 4096, 4097, 8191, 8192,
@@ -276,7 +277,7 @@ fn alignments(ordinal: u32) -> Outcome {
     for path in [Path::Engine, Path::Kernel] {
         let mut queue = device(ordinal)?.queue_by(path)?;
         target.fill(POISON)?;
-        // SAFETY: the buffers live on, and nobody else uses them, until the copy is done.
+        // SAFETY: the buffers stay valid, and nothing else uses them, until the copy is done.
         let ticket = unsafe { queue.copy(&from, &to) }?;
         queue.wait(ticket)?;
         let mut found = vec![0; target.len()];
@@ -290,7 +291,7 @@ fn alignments(ordinal: u32) -> Outcome {
     Ok(())
 }
 
-/// More entries than the queue has room for at once.
+/// Checks more entries than fit the queue at once.
 fn many_entries(ordinal: u32) -> Outcome {
     const COUNT: usize = 200_000;
     const SIZE: usize = 48;
@@ -316,7 +317,7 @@ fn many_entries(ordinal: u32) -> Outcome {
     let host = device.pin(source.len())?;
     for path in [Path::Auto, Path::Kernel] {
         let mut queue = device.queue_by(path)?;
-        // SAFETY: the buffers live on, and nobody else uses them, until the copy is done.
+        // SAFETY: the buffers stay valid, and nothing else uses them, until the copy is done.
         let found = unsafe {
             std::ptr::write_bytes(host.address(), POISON, host.len());
             let ticket = queue.gather(&ranges, host.address())?;
@@ -329,8 +330,8 @@ fn many_entries(ordinal: u32) -> Outcome {
     Ok(())
 }
 
-/// Prepared lists in flight at once, each dropped as soon as it was started: what one has laid out is
-/// not overwritten by the next before it was read. Others' queues refuse them.
+/// Checks prepared lists in flight at once, each dropped as soon as it was started: the layout of
+/// one is not overwritten by the next before it was read. Queues of other devices refuse them.
 fn many_prepared(ordinal: u32) -> Outcome {
     const SIZE: usize = 16;
     const LISTS: usize = 200;
@@ -350,7 +351,7 @@ fn many_prepared(ordinal: u32) -> Outcome {
     }
     let mut expected = vec![POISON; target.len()];
     for list in 0..LISTS {
-        // Some are parameters, some are in a table; some are alike, some are not.
+        // Some become kernel parameters, some a table; some have equal lengths, some do not.
         let (count, shorter) = ([100, 700, 1000][random.below(3)], random.below(2));
         let (mut from, mut to) = (Vec::new(), Vec::new());
         for i in 0..count {
@@ -373,7 +374,7 @@ fn many_prepared(ordinal: u32) -> Outcome {
         if prepared.bytes() != total(&from) as u64 {
             return Err(format!("{prepared:?} is not {} bytes long", total(&from)).into());
         }
-        // SAFETY: the buffers live on, and nobody else uses them, until the copies are done.
+        // SAFETY: the buffers stay valid, and nothing else uses them, until the copies are done.
         while let Err(error) = unsafe { queue.run(&prepared) } {
             match error {
                 Error::QueueFull { .. } => std::thread::yield_now(),
@@ -396,7 +397,7 @@ fn many_prepared(ordinal: u32) -> Outcome {
     Ok(())
 }
 
-/// Lists of all sizes in flight at once, as many as the queue takes: none disturbs another.
+/// Checks lists of all sizes in flight at once, as many as the queue takes: none disturbs another.
 fn many_lists(ordinal: u32) -> Outcome {
     const SIZE: usize = 64;
     let mut random = Random::new(7);
@@ -407,8 +408,8 @@ fn many_lists(ordinal: u32) -> Outcome {
     let mut expected = Vec::new();
     let lists: Vec<(usize, Vec<Range>)> = (0..600)
         .map(|_| {
-            // Mostly so few that they are parameters, at times so many that the table grows. Some are all of one
-            // length, some are not.
+            // Mostly few enough to be kernel parameters, at times so many that the table grows.
+            // Some have equal lengths, some do not.
             let count = [3, 100, 600, 9000][random.below(40).min(3 * 13) / 13];
             let shorter = random.below(2);
             let at = expected.len();
@@ -429,7 +430,8 @@ fn many_lists(ordinal: u32) -> Outcome {
     let mut last = None;
     for (at, list) in &lists {
         last = loop {
-            // SAFETY: the buffers live on, and nobody else uses them, until the copies are done.
+            // SAFETY: the buffers stay valid, and nothing else uses them, until the copies are
+            // done.
             match unsafe { queue.gather(list, host.address().add(*at)) } {
                 Err(Error::QueueFull { .. }) => std::thread::yield_now(),
                 other => break Some(other?),
@@ -437,14 +439,15 @@ fn many_lists(ordinal: u32) -> Outcome {
         };
     }
     queue.wait(last.ok_or("no list")?)?;
-    // SAFETY: no copy is on the way.
+    // SAFETY: no copy is in flight.
     let found = unsafe { std::slice::from_raw_parts(host.address(), host.len()) };
     expect_equal("many lists at once", found, &expected)?;
     println!("check: {} lists at once are right", lists.len());
     Ok(())
 }
 
-/// A full queue says so, starts nothing, and works again later; an empty list is done with what was before.
+/// Checks that a full queue reports it, starts nothing, and works again later, and that an empty
+/// list completes with the copies before it.
 fn full_queue(ordinal: u32) -> Outcome {
     let buffer = DeviceBuffer::alloc(ordinal, 256 << 20)?;
     let device = device(ordinal)?;
@@ -459,7 +462,7 @@ fn full_queue(ordinal: u32) -> Outcome {
     let mut last = None;
     let mut was_full = false;
     for _ in 0..300 {
-        // SAFETY: the buffer lives on, and nobody else uses it, until the copies are done.
+        // SAFETY: the buffer stays valid, and nothing else uses it, until the copies are done.
         match unsafe { queue.copy(&range(0), &range(half)) } {
             Ok(ticket) => last = Some(ticket),
             Err(Error::QueueFull { .. }) => {

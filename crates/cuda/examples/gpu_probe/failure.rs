@@ -1,5 +1,5 @@
-//! What is left after a copy from memory that is not there. The context is dead afterwards, so this
-//! takes a process of its own.
+//! Checks the state after a copy from unmapped memory. The context is dead afterwards, so this
+//! needs a process of its own.
 
 use tcpx_cuda::{DeviceBuffer, Error, Path, Range, device};
 
@@ -20,7 +20,8 @@ pub(crate) fn run(ordinal: u32) -> Outcome {
         address: 1 << 20,
         len: 4096,
     }];
-    // SAFETY: the good copy's memory lives on. The bad one is what is being tested: the device refuses it.
+    // SAFETY: the good copy's memory stays valid. The bad copy is the subject of the test: the
+    // device refuses it.
     let (done, broken) = unsafe {
         let done = queue.gather(&good, host.address())?;
         queue.wait(done)?;

@@ -1,11 +1,11 @@
-//! Makes and drops everything, and compares the memory in use.
+//! Creates and drops everything, and compares the memory in use.
 
 use tcpx_cuda::{DeviceBuffer, Path, Range, device, free_bytes};
 
 use crate::Outcome;
 
 pub(crate) fn run(ordinal: u32, rounds: u32) -> Outcome {
-    // Keeps the context, so that its own memory does not come and go.
+    // Keeps the context, so that its own memory stays constant.
     let keep = device(ordinal)?;
     let once = || -> Outcome {
         let host = keep.pin(4 << 20)?;
@@ -46,7 +46,7 @@ pub(crate) fn run(ordinal: u32, rounds: u32) -> Outcome {
     Ok(())
 }
 
-/// This process's resident memory, in KiB.
+/// Returns this process's resident memory, in KiB.
 fn resident() -> Outcome<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

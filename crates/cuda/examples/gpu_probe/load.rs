@@ -1,11 +1,10 @@
-//! That the load's kernels compute what they should.
+//! Checks that the load's kernels compute the right results.
 
 use tcpx_cuda::{Load, Work};
 
 use crate::Outcome;
 
-/// Sizes that are no multiples of what the kernels work in, and so small that a CPU computes them
-/// too.
+/// Sizes that are no multiples of the kernels' tiles, and small enough to verify on a CPU.
 const WORKS: [Work; 4] = [
     Work::Matmul { side: 200 },
     Work::Matmul { side: 384 },

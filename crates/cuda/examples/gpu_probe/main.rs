@@ -2,11 +2,11 @@
 //! gpu_probe [--device N] [--check-only | --batches | --leak N | --failure]
 //! gpu_probe [--device N] --same-host [--check-only] [--owner-device N] [--owner-env NAME=VALUE]
 //!
-//! Ends with a status other than zero if any byte is wrong. `--check-only` leaves the measurements
-//! out, for compute-sanitizer, `--batches` checks batches of scattered blocks alone. `--leak N`
-//! makes and drops everything N times and compares the memory in use. `--failure` checks what is
-//! left after a copy that the device refuses. `--same-host` checks and measures copies between two
-//! processes, of which the second, the owner of the memory, may have another device and environment.
+//! Exits with a status other than zero if any byte is wrong. `--check-only` skips the measurements,
+//! for compute-sanitizer; `--batches` checks batches of scattered blocks only. `--leak N` creates
+//! and drops everything N times and compares the memory in use. `--failure` checks the state after
+//! a copy that the device refuses. `--same-host` checks and measures copies between two processes,
+//! of which the second, the owner of the memory, may have another device and environment.
 
 mod batches;
 mod bytes;
@@ -30,7 +30,7 @@ struct Arguments {
     failure: bool,
     leak: Option<u32>,
     same_host: bool,
-    /// To be the second process of `--same-host`.
+    /// Whether this is the second process of `--same-host`.
     is_owner: bool,
     owner: same_host::Options,
 }
@@ -38,7 +38,7 @@ struct Arguments {
 fn main() -> ExitCode {
     match arguments().and_then(|arguments| run(&arguments)) {
         Ok(()) => {
-            println!("all is well");
+            println!("all checks passed");
             ExitCode::SUCCESS
         }
         Err(error) => {

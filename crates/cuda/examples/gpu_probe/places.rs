@@ -1,4 +1,5 @@
-//! That memory of every kind is found where it is, can be copied, and that the caller's context stays.
+//! Checks that memory of every kind is located and can be copied, and that the caller's context
+//! stays.
 
 use std::ffi::c_int;
 
@@ -25,7 +26,7 @@ pub(crate) fn run(ordinal: u32) -> Outcome {
     drop(guard);
     expect_current(&driver, std::ptr::null_mut(), "after leaving a device")?;
 
-    // What the application has current, below: a context of its own.
+    // The application's current context in the following checks: one of its own.
     let mut other: Context = std::ptr::null_mut();
     driver.ctx_create(&mut other, 0, ordinal as c_int)?;
     match current()? {
@@ -66,8 +67,8 @@ pub(crate) fn run(ordinal: u32) -> Outcome {
     in_a_forked_child(buffer.address())?;
 
     driver.mem_alloc_async(&mut address, LEN, std::ptr::null_mut())?;
-    // Stream-ordered memory exists once the stream has reached it.
-    // The default stream is idle, so that is soon: a copy on the same stream would wait for it.
+    // Stream-ordered memory exists once the stream has reached it. The default stream is idle, so
+    // that is soon: a copy on the same stream would wait for it.
     std::thread::sleep(std::time::Duration::from_millis(50));
     usable(&driver, "cuMemAllocAsync", address)?;
     driver.mem_free_async(address, std::ptr::null_mut())?;
@@ -127,7 +128,7 @@ fn usable(driver: &Driver, what: &str, address: u64) -> Outcome {
         })
         .collect();
     random.shuffle(&mut ranges);
-    // SAFETY: all memory lives on, and nobody else uses it, until the copies are done.
+    // SAFETY: all memory stays valid, and nothing else uses it, until the copies are done.
     let back = unsafe {
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), host.address(), LEN);
         queue.scatter(host.address(), &ranges)?;
@@ -143,14 +144,15 @@ fn usable(driver: &Driver, what: &str, address: u64) -> Outcome {
     Ok(())
 }
 
-/// A child has no CUDA: to it, all memory is host memory, and a device is an error.
+/// Checks that a forked child has no CUDA: all memory counts as host memory, and a device is an
+/// error.
 fn in_a_forked_child(address: usize) -> Outcome {
-    // SAFETY: no other thread is at work yet, and the child ends without running destructors.
+    // SAFETY: no other thread runs yet, and the child exits without running destructors.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let is_right =
             matches!(locate(address, LEN), Ok(None)) && matches!(device(0), Err(Error::Forked));
-        // SAFETY: ends the process.
+        // SAFETY: `_exit` ends the process at once.
         unsafe { libc::_exit(i32::from(!is_right)) };
     }
     let mut status = -1;
@@ -163,7 +165,7 @@ fn in_a_forked_child(address: usize) -> Outcome {
     Ok(())
 }
 
-/// Two mappings side by side, as allocators with expandable segments make them.
+/// Checks two adjacent mappings, as made by allocators with expandable segments.
 fn virtual_memory(driver: &Driver, ordinal: u32) -> Outcome {
     const DEVICE: c_int = 1;
     let properties = AllocationProperties {

@@ -1,4 +1,4 @@
-//! How fast it is.
+//! Measures rates and latencies.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ pub(crate) fn run(ordinal: u32) -> Outcome {
     to_and_from_host(ordinal)
 }
 
-/// Blocks of one buffer in random order.
+/// Returns the blocks of one buffer in random order.
 fn blocks(buffer: &DeviceBuffer, size: usize, seed: u64) -> Vec<Range> {
     let mut ranges: Vec<Range> = (0..buffer.len() / size)
         .map(|i| Range {
@@ -41,7 +41,7 @@ fn push(
     }
 }
 
-/// Seconds that one copy takes when many follow each other.
+/// Measures the seconds that one copy takes when many follow each other.
 fn seconds_each(
     queue: &mut dyn Queue,
     rounds: u32,
@@ -58,8 +58,8 @@ fn seconds_each(
     Ok(started.elapsed().as_secs_f64() / f64::from(rounds))
 }
 
-/// The same calls twice: as a caller has them, and queued behind other work, so that the host takes no part
-/// and the device alone is measured. All take turns: the device's clocks change with time.
+/// Measures the same calls twice: as a caller sees them, and queued behind other work, so that only
+/// the device is measured. The variants take turns, since the device's clocks change with time.
 fn within_device(ordinal: u32) -> Outcome {
     const TURNS: usize = 9;
     let ballast = DeviceBuffer::alloc(ordinal, 2048 * MIB)?;
@@ -90,7 +90,7 @@ fn within_device(ordinal: u32) -> Outcome {
                     queue.copy(from, to)
                 })?;
                 called.push(Duration::from_secs_f64(each));
-                // A short copy can be over before the work in front of it is seen to be.
+                // A short copy can complete before the work in front of it is seen to be done.
                 if from.len() <= 65536 && len > 16 * MIB {
                     alone.push(time_alone(&mut **queue, &ballast, from, to)?);
                 }
@@ -117,7 +117,7 @@ fn within_device(ordinal: u32) -> Outcome {
     Ok(())
 }
 
-/// How long the device takes for a copy that has waited for it.
+/// Measures how long the device takes for a copy that was queued behind other work.
 fn time_alone(
     queue: &mut dyn Queue,
     ballast: &DeviceBuffer,
@@ -147,7 +147,7 @@ fn median(mut times: Vec<Duration>) -> (f64, f64) {
     (micros(times.len() / 2), micros(times.len() * 99 / 100))
 }
 
-/// What the calling thread pays for one call.
+/// Measures the time of the calling thread for one call.
 fn host_time(ordinal: u32) -> Outcome {
     let from = DeviceBuffer::alloc(ordinal, 64 * MIB)?;
     let to = DeviceBuffer::alloc(ordinal, 64 * MIB)?;
@@ -194,7 +194,7 @@ fn host_time(ordinal: u32) -> Outcome {
     Ok(())
 }
 
-/// Median and 99 % of the microseconds that one call takes of its thread.
+/// Returns the median and the 99th percentile of the calling thread's time for one call, in µs.
 fn host_micros(
     queue: &mut dyn Queue,
     start: &dyn Fn(&mut dyn Queue) -> Result<Ticket, Error>,
@@ -209,7 +209,7 @@ fn host_micros(
     Ok(median(times))
 }
 
-/// What a call takes of its thread, and how long it is until a poll says that the copy is done.
+/// Measures the time of a call, and the time until a poll reports the copy as done.
 fn latency(ordinal: u32) -> Outcome {
     let buffer = DeviceBuffer::alloc(ordinal, 64 * MIB)?;
     let device = device(ordinal)?;
@@ -257,7 +257,7 @@ fn latency(ordinal: u32) -> Outcome {
     Ok(())
 }
 
-/// One mebibyte at a time, four in flight on each queue, each queue on a thread of its own.
+/// Copies one mebibyte at a time, four in flight on each queue, each queue on a thread of its own.
 fn to_and_from_host(ordinal: u32) -> Outcome {
     const SLOT: usize = MIB;
     for size in [SLOT, 65536, 16384, 4096] {
@@ -282,7 +282,7 @@ fn to_and_from_host(ordinal: u32) -> Outcome {
     Ok(())
 }
 
-/// The rate of several queues together, each on a thread of its own.
+/// Measures the rate of several queues together, each on a thread of its own.
 fn many_queues(ordinal: u32, path: Path, size: usize, scatter: bool, queues: u64) -> Outcome<f64> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..queues)

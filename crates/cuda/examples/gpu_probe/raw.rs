@@ -1,4 +1,4 @@
-//! The driver's functions that the crate itself has no need of.
+//! Driver functions that the crate itself does not need.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
@@ -47,7 +47,8 @@ macro_rules! functions {
     ($($name:ident = $symbol:literal ($($argument:ident: $kind:ty),*);)*) => {
         impl Driver {
             $(pub(crate) fn $name(&self, $($argument: $kind),*) -> Outcome {
-                // SAFETY: the types are those of the driver's headers; callers pass what it asks for.
+                // SAFETY: the types are those of the driver's headers; callers pass the arguments
+                // they require.
                 let code = unsafe {
                     let function = self.0.get::<unsafe extern "C" fn($($kind),*) -> c_int>(
                         concat!($symbol, "\0").as_bytes())?;

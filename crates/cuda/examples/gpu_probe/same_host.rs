@@ -1,7 +1,7 @@
-//! Memory of one process, copied by another one of the same host.
+//! Copies memory of another process on the same host.
 //!
-//! This process starts a second one, the owner, which allocates memory of every kind. This one maps
-//! it, reads and writes it, and measures that.
+//! This process starts a second one, the owner, which allocates memory of every kind. This process
+//! maps it, reads and writes it, and measures that.
 
 mod owner;
 mod rates;
@@ -21,19 +21,19 @@ use crate::Outcome;
 use crate::bytes::{Random, expect_equal};
 
 const MIB: usize = 1 << 20;
-/// So much of the memory is compared.
+/// Number of bytes that are compared.
 const CHECKED: usize = 12 * MIB;
 const BLOCK: usize = 4096;
 
-/// How the owner is started.
+/// Options for starting the owner.
 pub(crate) struct Options {
-    /// Its device, if not this process's.
+    /// Its device, if different from this process's.
     pub(crate) device: Option<u32>,
     /// `NAME=VALUE`, for its environment.
     pub(crate) environment: Vec<String>,
 }
 
-/// What the owner is asked for.
+/// A request to the owner.
 enum Request {
     Malloc {
         len: usize,
@@ -43,7 +43,7 @@ enum Request {
         pieces: Vec<usize>,
         is_shareable: bool,
     },
-    /// Virtual memory of one physical piece that is mapped again and again.
+    /// Virtual memory that maps one physical piece repeatedly.
     Repeated {
         len: usize,
         times: usize,
@@ -55,7 +55,7 @@ enum Request {
     DefaultPool {
         len: usize,
     },
-    /// To compare its memory with [`written`].
+    /// Compare the memory with [`written`].
     Check,
 }
 
@@ -100,7 +100,7 @@ impl Request {
     }
 }
 
-/// What this process writes to the owner's memory.
+/// Returns the bytes that this process writes to the owner's memory.
 fn written(len: usize) -> Vec<u8> {
     Random::new(len as u64 + 1).bytes(len)
 }
@@ -135,13 +135,13 @@ impl Owner {
         }
     }
 
-    /// Memory of a kind, as it came: bytes and file descriptors.
+    /// Requests memory of a kind; returns its description: bytes and file descriptors.
     fn export(&mut self, request: &Request) -> Outcome<(Vec<u8>, Vec<OwnedFd>)> {
         self.ask(request)?;
         receive(&mut self.socket)
     }
 
-    /// That memory of a kind is refused for a reason.
+    /// Checks that memory of a kind is refused with this reason.
     fn expect_refusal(&mut self, what: &str, request: &Request, reason: &str) -> Outcome {
         match self.ask(request) {
             Err(error) if error.to_string().contains(reason) => {
@@ -155,7 +155,7 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // It ends when its socket does.
+        // The owner ends when its socket closes.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
         let _ = self.process.wait();
     }
@@ -198,9 +198,9 @@ pub(crate) fn run(ordinal: u32, options: &Options, check_only: bool) -> Outcome 
     Ok(())
 }
 
-/// Each kind of memory that can be shared.
+/// Returns each kind of memory that can be shared.
 fn kinds(len: usize) -> [(&'static str, Request); 3] {
-    // As PyTorch's expandable segments have them; the last takes what is left.
+    // Like PyTorch's expandable segments; the last piece takes the rest.
     let piece = if len > CHECKED { 20 * MIB } else { 4 * MIB };
     let mut pieces = vec![2 * MIB];
     let mut left = len - 2 * MIB;
@@ -227,7 +227,7 @@ fn kinds(len: usize) -> [(&'static str, Request); 3] {
     ]
 }
 
-/// A process cannot map its own memory.
+/// Checks that a process cannot map its own memory.
 fn own_memory(ordinal: u32) -> Outcome {
     let buffer = DeviceBuffer::alloc(ordinal, MIB)?;
     let export = buffer.device().export(Range {
@@ -257,7 +257,7 @@ fn own_memory(ordinal: u32) -> Outcome {
     }
 }
 
-/// Imports, and checks that a refusal leaves nothing behind.
+/// Imports memory, and checks that a refusal leaks nothing.
 fn import(device: &Arc<dyn Device>, bytes: &[u8], fds: &[OwnedFd]) -> Outcome<Mapped> {
     let before = resources()?;
     let outcome = Description::decode(bytes).and_then(|found| device.import(&found, fds));
@@ -269,7 +269,7 @@ fn import(device: &Arc<dyn Device>, bytes: &[u8], fds: &[OwnedFd]) -> Outcome<Ma
     }
 }
 
-/// File descriptors and bytes of mappings, as far as those of the driver for tests are concerned.
+/// Counts file descriptors and mapped bytes, as far as the fake driver makes them.
 fn resources() -> Outcome<(usize, usize)> {
     let mut bytes = 0;
     for line in std::fs::read_to_string("/proc/self/maps")?.lines() {
@@ -285,7 +285,7 @@ fn resources() -> Outcome<(usize, usize)> {
     }
 }
 
-/// Blocks of some memory in random order.
+/// Returns the blocks of some memory in random order.
 fn blocks(address: usize, len: usize, size: usize, seed: u64) -> Vec<Range> {
     let block = |i| Range {
         address: address + i * size,
@@ -296,7 +296,7 @@ fn blocks(address: usize, len: usize, size: usize, seed: u64) -> Vec<Range> {
     blocks
 }
 
-/// Copies by each way that there is.
+/// Copies in each available way.
 struct Copier {
     queue: Box<dyn Queue>,
     device: Arc<dyn Device>,
@@ -305,10 +305,10 @@ struct Copier {
 
 impl Copier {
     fn copy(&mut self, from: &[Range], to: &[Range]) -> Outcome {
-        // SAFETY: callers keep the memory, which nobody else uses, until this returns.
+        // SAFETY: callers keep the memory, which nothing else uses, until this returns.
         let ticket = unsafe {
             match self.is_prepared {
-                // Dropped before the copy is done.
+                // The prepared list is dropped before the copy is done.
                 true => self.queue.run(&self.device.prepare(from, to)?)?,
                 false => self.queue.copy(from, to)?,
             }
@@ -317,7 +317,7 @@ impl Copier {
     }
 }
 
-/// Reads and writes memory of the owner, by all ways, and unmaps it.
+/// Reads and writes memory of the owner in all ways, and unmaps it.
 fn check(owner: &mut Owner, device: &Arc<dyn Device>, what: &str, request: &Request) -> Outcome {
     let own = DeviceBuffer::alloc(device.ordinal(), CHECKED)?;
     let whole = |address| Range {
@@ -356,7 +356,7 @@ fn check(owner: &mut Owner, device: &Arc<dyn Device>, what: &str, request: &Requ
             return Err(format!("{what}: byte 100 of {mapped:?} is at {found:?}").into());
         }
         if !matches!(request, Request::Pool { .. }) {
-            // A second mapping, on the GPU of the memory. The end of one is not the other's.
+            // A second mapping, on the GPU of the memory. Unmapping one does not affect the other.
             let second = tcpx_cuda::import(&bytes, &fds)?;
             if second.len() != mapped.len() {
                 return Err(format!("{what}: {second:?} differs from {mapped:?}").into());
@@ -372,7 +372,7 @@ fn check(owner: &mut Owner, device: &Arc<dyn Device>, what: &str, request: &Requ
         copier.copy(&[at], &[whole(own.address())])?;
         expect("READ", &expected)?;
 
-        // Of the same order on both sides: blocks stay where they are.
+        // Both sides have the same order: blocks keep their positions.
         own.fill(0)?;
         let lists = |seed| {
             (
@@ -402,7 +402,7 @@ fn check(owner: &mut Owner, device: &Arc<dyn Device>, what: &str, request: &Requ
     Ok(())
 }
 
-/// Descriptions that are not what they should be are refused, and the device works afterwards.
+/// Checks that wrong descriptions are refused, and that the device works afterwards.
 fn hostile(owner: &mut Owner, device: &Arc<dyn Device>, what: &str, request: &Request) -> Outcome {
     let (bytes, fds) = owner.export(request)?;
     let refuse = |how: &str, bytes: &[u8], fds: &[OwnedFd]| -> Outcome {
@@ -410,7 +410,7 @@ fn hostile(owner: &mut Owner, device: &Arc<dyn Device>, what: &str, request: &Re
             Ok(mapped) => Err(format!("{what} {how} is mapped: {mapped:?}").into()),
             Err(error) => {
                 println!("same host: {what} {how} is refused: {error}");
-                // A left-over is no refusal.
+                // A leak is not a refusal.
                 match error.downcast_ref::<Error>() {
                     Some(_) => Ok(()),
                     None => Err(error),
@@ -428,7 +428,7 @@ fn hostile(owner: &mut Owner, device: &Arc<dyn Device>, what: &str, request: &Re
         }
         longer
     };
-    // The last piece, and with it the whole, is said to be longer than it is.
+    // The last piece, and with it the whole, is described as longer than it is.
     let lengths = match request {
         Request::Pieces { .. } => vec![LEN, bytes.len() - 8],
         _ => vec![LEN],
@@ -440,7 +440,7 @@ fn hostile(owner: &mut Owner, device: &Arc<dyn Device>, what: &str, request: &Re
     )?;
     refuse("with a changed UUID", &longer(&[2], 1), &fds)?;
     refuse("cut short", &bytes[..bytes.len() - 1], &fds)?;
-    let null = || OwnedFd::from(std::fs::File::open("/dev/null").expect("it is everywhere"));
+    let null = || OwnedFd::from(std::fs::File::open("/dev/null").expect("/dev/null exists"));
     let others: Vec<OwnedFd> = fds.iter().map(|_| null()).collect();
     match fds.is_empty() {
         true => {

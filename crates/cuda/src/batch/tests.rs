@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{Current, Entry, Path, Pinned, StandIn};
 
-/// A stand-in that counts launches of the kernel.
+/// A stand-in that counts kernel launches.
 #[derive(Debug)]
 struct Counting {
     device: StandIn,
@@ -62,20 +62,20 @@ impl Device for Counting {
 
 impl Queue for CountingQueue {
     unsafe fn gather(&mut self, from: &[Range], to: *mut u8) -> Result<Ticket, Error> {
-        assert_eq!(from.len(), 1, "the copy engine moves what lies together");
-        // SAFETY: passed on from the caller.
+        assert_eq!(from.len(), 1, "the copy engine moves contiguous memory");
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.queue.gather(from, to) }
     }
 
     unsafe fn scatter(&mut self, from: *const u8, to: &[Range]) -> Result<Ticket, Error> {
-        assert_eq!(to.len(), 1, "the copy engine moves what lies together");
-        // SAFETY: passed on from the caller.
+        assert_eq!(to.len(), 1, "the copy engine moves contiguous memory");
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.queue.scatter(from, to) }
     }
 
     unsafe fn copy(&mut self, from: &[Range], to: &[Range]) -> Result<Ticket, Error> {
         self.launches.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.queue.copy(from, to) }
     }
 
@@ -123,7 +123,7 @@ impl Copy {
     }
 
     fn add(&self, batches: &Batches, direction: Move) -> Option<BatchTicket> {
-        // SAFETY: the memory is kept until the copies are over: each test waits for them.
+        // SAFETY: the memory is kept until the copies have completed: each test waits for them.
         unsafe { batches.add(direction, &self.blocks, self.host.address()) }
     }
 
@@ -137,14 +137,14 @@ impl Copy {
     }
 
     fn on_host(&mut self) -> &mut [u8] {
-        // SAFETY: as long, and no copy is under way.
+        // SAFETY: the memory is that long, and no copy is in flight.
         unsafe { std::slice::from_raw_parts_mut(self.host.address(), self.len) }
     }
 }
 
 const CELL: usize = 1 << 20;
 
-/// Makes batches with one cell of [`CELL`] bytes for each direction.
+/// Creates batches with one cell of [`CELL`] bytes for each direction.
 fn batches(device: &dyn Device, full: usize) -> Batches {
     let batches = Batches::new(device, 2 * CELL, full).unwrap();
     assert_eq!(batches.gathers.lock().cells.len(), 1);
@@ -218,7 +218,7 @@ fn without_a_free_cell_nothing_is_added() {
     let batches = batches(&device, CELL);
     let copies: Vec<_> = (0..2).map(|i| Copy::new(&[CELL / 2 + 1], i)).collect();
     let first = copies[0].add(&batches, Move::Gather).unwrap();
-    // The cell is started to make room for it; until that is over there is no other.
+    // The cell is started to make room; until it is done there is no other.
     let second = copies[1].add(&batches, Move::Gather);
     assert_eq!(device.launches(), 1);
     batches.wait(first).unwrap();
@@ -290,7 +290,7 @@ proptest! {
                 if let Some(ticket) = copy.add(&batches, direction) {
                     break ticket;
                 }
-                // A cell comes free when its copies are over.
+                // A cell becomes free when its copies have completed.
                 for (_, _, ticket) in &pending {
                     let _ = batches.is_done(*ticket, Wish::Later).unwrap();
                 }

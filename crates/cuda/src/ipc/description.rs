@@ -1,4 +1,4 @@
-//! Pure: the bytes that tell another process how to map device memory.
+//! Encodes how another process maps device memory. Pure.
 
 use std::fmt;
 
@@ -6,23 +6,23 @@ use crate::Range;
 use crate::error::Error;
 use crate::side::ADDRESS_BITS;
 
-/// Pieces of virtual memory of one export; each is a file descriptor.
+/// Maximum pieces of virtual memory of one export; each is a file descriptor.
 pub const MAX_PIECES: usize = 4096;
-/// Bytes of device memory of one export: more than any GPU has.
+/// Maximum bytes of device memory of one export: more than any GPU has.
 const MAX_LEN: u64 = 1 << 40;
 /// Bytes that only the driver reads.
 pub(crate) const OPAQUE: usize = 64;
 
-/// The format of the bytes.
+/// Version of the encoding.
 const VERSION: u8 = 1;
 const KIND_IPC: u8 = 1;
 const KIND_PIECES: u8 = 2;
 const KIND_POOL: u8 = 3;
 
-/// Version, kind, GPU, owner, base and length.
+/// Size of version, kind, GPU, owner, base and length.
 const HEAD: usize = 2 + 16 + 16 + 8 + 8;
 
-/// A GPU of this host by its UUID, which is the same in every process, unlike its number.
+/// A GPU of this host by its UUID, which is the same in every process, unlike its ordinal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Gpu(pub(crate) [u8; 16]);
 
@@ -47,16 +47,16 @@ impl fmt::Debug for Gpu {
     }
 }
 
-/// Describes device memory of one process to another one of the same host: where it lies there,
-/// on which GPU, and how to map it. File descriptors belong to some descriptions and travel
-/// beside the bytes, in order.
+/// Describes device memory of one process to another on the same host: its address there, its GPU,
+/// and how to map it. Some descriptions have file descriptors, which travel beside the bytes, in
+/// order.
 ///
-/// A decoded description keeps all limits of the format; whether the driver accepts what it names
-/// shows when the memory is imported.
+/// A decoded description respects all limits of the format; whether the driver accepts it shows
+/// when the memory is imported.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Description {
     pub(crate) gpu: Gpu,
-    /// Names the process that exported the memory.
+    /// Identifies the process that exported the memory.
     pub(crate) owner: [u8; 16],
     pub(crate) base: usize,
     /// `0 < len <= MAX_LEN`, and the end is below 2^48.
@@ -64,13 +64,13 @@ pub struct Description {
     pub(crate) way: Way,
 }
 
-/// How memory is mapped.
+/// The way memory is mapped.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Way {
     /// By a handle of `cuIpcGetMemHandle`.
     Ipc([u8; OPAQUE]),
-    /// As pieces of virtual memory, one after the other, a file descriptor each: their lengths,
-    /// which add up to the description's. `1 <= pieces <= MAX_PIECES`.
+    /// As adjacent pieces of virtual memory, a file descriptor each: their lengths, which add up to
+    /// the description's. `1 <= pieces <= MAX_PIECES`.
     Pieces(Vec<usize>),
     /// As memory of a pool, which is the only file descriptor.
     Pool([u8; OPAQUE]),
@@ -80,26 +80,26 @@ impl Description {
     /// The longest encoding.
     pub const MAX_BYTES: usize = HEAD + 2 + 8 * MAX_PIECES;
 
-    /// The first byte of the memory, in the process that exported it.
+    /// Returns the address of the first byte, in the process that exported it.
     #[must_use]
     pub fn base(&self) -> usize {
         self.base
     }
 
-    /// How many bytes.
+    /// Returns the length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The GPU that the memory is on.
+    /// Returns the GPU that holds the memory.
     #[must_use]
     pub fn gpu(&self) -> Gpu {
         self.gpu
     }
 
-    /// How many file descriptors belong to it.
+    /// Returns the number of file descriptors that belong to it.
     #[must_use]
     pub fn fd_count(&self) -> usize {
         match &self.way {
@@ -109,7 +109,7 @@ impl Description {
         }
     }
 
-    /// Whether all of a range of the exporting process is described.
+    /// Returns whether all of a range of the exporting process is described.
     #[must_use]
     pub fn contains(&self, range: Range) -> bool {
         range
@@ -119,7 +119,7 @@ impl Description {
             .is_some_and(|end| end <= self.len)
     }
 
-    /// The bytes, at most [`Description::MAX_BYTES`].
+    /// Encodes the description in at most [`Description::MAX_BYTES`] bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEAD + OPAQUE);
@@ -143,7 +143,7 @@ impl Description {
         bytes
     }
 
-    /// Reads what [`Description::encode`] wrote. The bytes may be anything.
+    /// Decodes the output of [`Description::encode`]. The bytes may be arbitrary.
     ///
     /// # Errors
     /// [`Error::BadDescription`] if they break the format or its limits.
@@ -208,7 +208,7 @@ fn bad(reason: &'static str) -> Error {
     Error::BadDescription { reason }
 }
 
-/// The bytes that are left; never read past their end.
+/// The bytes not read yet; reading never goes past their end.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
@@ -225,13 +225,13 @@ impl Reader<'_> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// The lengths of pieces that add up to `total`.
+    /// Returns the lengths of pieces that add up to `total`.
     fn pieces(&mut self, total: u64) -> Result<Vec<usize>, Error> {
         let count = usize::from(u16::from_le_bytes(self.array()?));
         if count == 0 || count > MAX_PIECES {
             return Err(bad("its number of pieces is out of bounds"));
         }
-        // Looked at before memory is taken for so many.
+        // Checked before memory is allocated for the pieces.
         if self.0.len() != 8 * count {
             return Err(bad("its pieces are cut short"));
         }

@@ -1,13 +1,14 @@
 // A CUDA driver made of ordinary memory: libcuda.so.1 for tests on machines without a GPU.
 //
-// Work on a stream is done late, when queries have asked for it several times. So whoever reuses memory too early, or
-// takes a copy for done that is not, gets wrong bytes. It is strict about what a GPU is strict about: contexts that
-// must be current, addresses that must be allocated, host memory that must be registered.
+// Work on a stream is done late, after several queries. Code that reuses memory too early, or
+// treats a copy as done too early, gets wrong bytes. The driver checks what a GPU checks: contexts
+// must be current, addresses allocated, host memory registered.
 //
-// Its device memory is parts of files, which other processes of the same user map: shared.h. The environment:
+// Its device memory is parts of files, which other processes of the same user map: shared.h. The
+// environment:
 //   CUDA_VISIBLE_DEVICES=1    which of the two GPUs the process sees, in which order
 //   FAKE_CUDA_NO_PEERS=1      the GPUs have no access to each other's memory
-//   FAKE_CUDA_REFUSE=cuIpcGetMemHandle=801,cuMemMap=2   calls of shared_api.h that give an error, and which
+//   FAKE_CUDA_REFUSE=cuIpcGetMemHandle=801,cuMemMap=2   failing calls of shared_api.h
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -46,7 +47,7 @@ struct stream {
   context *owner;
   std::deque<std::function<int()>> work;
   u64 pushed = 0, finished = 0;
-  // While a graph is captured: its work.
+  // The captured work, while a graph is captured.
   std::shared_ptr<std::vector<std::function<int()>>> captured;
 };
 struct event {
@@ -57,18 +58,18 @@ struct event {
 };
 struct pool;
 struct piece;
-// Device memory without a context is that of a pool or a mapping.
+// Device memory without a context belongs to a pool or a mapping.
 struct allocation {
   size_t len;
   context *owner;
   enum { DEVICE, HOST, MANAGED } kind;
   int device;
-  // Devices that have access to memory without a context, as bits.
+  // Devices with access to memory without a context, as bits.
   unsigned reach = 0;
-  // The part of a file that it is.
+  // The part of a file that backs it.
   int fd = -1;
   u64 offset = 0;
-  // What it belongs to: a pool, or the physical memory of a mapping.
+  // Its owner: a pool, or the physical memory of a mapping.
   std::shared_ptr<pool> from = nullptr;
   std::shared_ptr<piece> backing = nullptr;
   // How often another process's memory was opened; zero for own memory.
@@ -94,7 +95,8 @@ const std::pair<const u64, allocation> *find(u64 address) {
   return address < next->first + next->second.len ? &*next : nullptr;
 }
 
-// Whether all bytes are memory that a device reaches from a context. Mappings may follow each other.
+// Returns whether all bytes are memory that a device can access from a context. Mappings may be
+// adjacent.
 bool reaches(context *from, u64 address, u64 len) {
   while (len > 0) {
     auto found = find(address);
@@ -108,7 +110,8 @@ bool reaches(context *from, u64 address, u64 len) {
   return true;
 }
 
-// The same for the copy engine, which does not go from one allocation to another though they touch.
+// Returns the same for the copy engine, which does not cross from one allocation to an adjacent
+// one.
 bool engine_reaches(context *from, u64 address, u64 len) {
   auto found = find(address);
   bool alone = !found || found->second.kind != allocation::DEVICE || !found->second.owner;
@@ -136,7 +139,7 @@ int push(stream *on, std::function<int()> work) {
 
 int copy_later(u64 to, u64 from, size_t len, stream *on, bool is_host_from, bool is_host_to) {
   context *owner = top();
-  // Host memory that is not registered may be gone when the call returns: the driver takes a copy of it first.
+  // Unregistered host memory may be gone when the call returns: the driver copies it first.
   if (is_host_from && !reaches(owner, from, len)) {
     std::vector<u8> bytes((u8 *)from, (u8 *)from + len);
     return push(on, [=] { return engine_reaches(owner, to, len) ? (memcpy((void *)to, bytes.data(), len), 0) : ILLEGAL_ADDRESS; });
@@ -192,6 +195,7 @@ API cuCtxGetCurrent(context **found) {
   if (!is_initialised) return NOT_INITIALIZED;
   return *found = top(), SUCCESS;
 }
+API cuCtxGetId(context *of, u64 *id) { return *id = (u64)of, SUCCESS; }
 API cuCtxGetDevice(int *device) { return top() ? (*device = top()->device, SUCCESS) : INVALID_CONTEXT; }
 API cuCtxPushCurrent_v2(context *pushed) { return current.push_back(pushed), SUCCESS; }
 API cuCtxPopCurrent_v2(context **popped) {
@@ -341,7 +345,7 @@ API cuEventRecord(event *what, stream *on) {
 }
 API cuEventQuery(event *what) {
   LOCKED;
-  // As if somebody captured a graph all the time: who asks must have said that this is none of its business.
+  // As if a graph were being captured all the time: callers must have set the relaxed mode.
   if (capture_mode != CAPTURE_RELAXED) return CAPTURE_UNSUPPORTED;
   if (failure) return failure;
   if (what->owner != top()) return INVALID_CONTEXT;
@@ -406,8 +410,7 @@ API cuLaunchKernel(u64 function, unsigned across, unsigned down, unsigned, unsig
   });
 }
 
-// A graph is the list of its work, and what was instantiated of it another reference to the same
-// list.
+// A graph is the list of its work, and an instance of it another reference to the same list.
 typedef std::shared_ptr<std::vector<std::function<int()>>> graph;
 
 API cuStreamBeginCapture_v2(stream *on, int) {

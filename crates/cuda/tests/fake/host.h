@@ -1,7 +1,7 @@
-// Lets a C++ compiler take kernels/copy.cu: a launch runs its threads one after the other.
+// Lets a C++ compiler build kernels/copy.cu: a launch runs its threads one after the other.
 //
-// That is enough for these kernels: what one thread leaves for another in shared memory, it leaves for warps of
-// its own number or greater.
+// That is enough for these kernels: a thread leaves values in shared memory only for warps of its
+// own number or greater.
 #pragma once
 
 #define __device__
@@ -11,7 +11,8 @@
 #define __launch_bounds__(...)
 #define __syncthreads()
 
-// Aligned as on the device. There an access that is not fails, and so it does here, by an option of the compiler.
+// Aligned as on the device. There an unaligned access fails, and so it does here, by a compiler
+// option.
 struct alignas(16) uint4 {
   unsigned int x, y, z, w;
 };

@@ -1,4 +1,4 @@
-// Lets a C++ compiler take kernels/load.cu: the threads of a block take turns at each
+// Lets a C++ compiler build kernels/load.cu: the threads of a block take turns at each
 // __syncthreads.
 #pragma once
 
@@ -14,7 +14,7 @@ struct alignas(16) float4 {
   float x, y, z, w;
 };
 
-// The threads of the block that runs, each on a stack of its own.
+// The threads of the running block, each on a stack of its own.
 struct fiber {
   ucontext_t at;
   std::vector<char> stack = std::vector<char>(64 << 10);
@@ -26,7 +26,7 @@ static std::function<void()> body;
 static void pause_fiber() { swapcontext(&fibers[threadIdx.x].at, &scheduler); }
 static void run_body() { body(); }
 
-// Each turn takes every thread to its next barrier. All threads of these kernels meet at the same
+// Each turn runs every thread to its next barrier. All threads of these kernels meet at the same
 // barriers.
 template <typename... A, typename... B>
 static void run_load(void (*kernel)(A...), unsigned across, unsigned down, unsigned block, B... arguments) {
@@ -58,7 +58,7 @@ static void run_load(void (*kernel)(A...), unsigned across, unsigned down, unsig
     }
 }
 
-// Matrices of a tensor core: the first lane of a warp has all of them.
+// Matrices of a tensor core: the first lane of a warp holds all of them.
 struct factor {
   float at[16][16];
 };
@@ -66,7 +66,7 @@ struct sum {
   float at[16][16];
 };
 
-// Normal numbers only, which is what the load has.
+// Normal numbers only, which is all that the load uses.
 static float from_half(u16 bits) {
   float magnitude = std::ldexp(1024 + (bits & 0x3ff), (bits >> 10 & 31) - 25);
   return bits & 0x8000 ? -magnitude : magnitude;
@@ -84,7 +84,7 @@ static void multiply(sum &to, const factor &left, const factor &right) {
     for (int k = 0; k < 16; k++)
       for (int j = 0; j < 16; j++) to.at[i][j] += left.at[i][k] * right.at[k][j];
 }
-// What is wrong with every sum: a test of those who check them says how much.
+// An error added to every sum, by which a test shows that checks detect it.
 #ifndef SUM_ERROR
 #define SUM_ERROR 0
 #endif

@@ -1,7 +1,7 @@
 // Device memory that other processes can map: parts of files without a name (memfd).
 #pragma once
 
-// The numbers of the GPUs that this process sees, in its order.
+// The GPUs that this process sees, in its order.
 const std::vector<int> &visible() {
   static std::vector<int> found = [] {
     std::vector<int> list;
@@ -19,7 +19,7 @@ const std::vector<int> &visible() {
   return found;
 }
 
-// The device here that is a GPU, or -1.
+// Returns the local device number of a GPU, or -1.
 int device_of(int gpu) {
   for (size_t i = 0; i < visible().size(); i++) if (visible()[i] == gpu) return i;
   return -1;
@@ -27,7 +27,7 @@ int device_of(int gpu) {
 
 bool are_peers(int one, int other) { return one == other || (other >= 0 && !getenv("FAKE_CUDA_NO_PEERS")); }
 
-// The error that a call is told to give.
+// Returns the error that a call is configured to return.
 int refused(const char *call) {
   const char *list = getenv("FAKE_CUDA_REFUSE");
   for (size_t len = strlen(call); list && *list; list = strchr(list, ',') ? strchr(list, ',') + 1 : nullptr)
@@ -36,16 +36,16 @@ int refused(const char *call) {
 }
 
 constexpr size_t PAGE = 4096, GRANULARITY = 2 << 20;
-// Files are as long as their memory may ever be: pages that are not in use take no memory.
+// Files have the maximum size of their memory: unused pages take no memory.
 constexpr u64 FILE_LEN = 1ull << 42;
 
-// Another process that gets the descriptor learns by the file's name what it is.
+// The name of a file tells another process that receives the descriptor what it is.
 int make_file(const char *what, int gpu, u64 len) {
   int fd = memfd_create((std::string("fake-cuda-") + what + "-" + std::to_string(gpu)).c_str(), MFD_CLOEXEC);
   return fd >= 0 && ftruncate(fd, len) == 0 ? fd : -1;
 }
 
-// The GPU of a file that is `what`, or -1.
+// Returns the GPU of a file that is `what`, or -1.
 int gpu_of_file(int fd, const char *what) {
   char path[64], name[128] = {};
   snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
@@ -64,7 +64,8 @@ u64 map_file(int fd, u64 offset, size_t len, u64 at = 0) {
   return found == MAP_FAILED ? 0 : (u64)found;
 }
 
-// Addresses without memory. They are those of a file too, so that a test finds them among the process's mappings.
+// Addresses without memory. They belong to a file too, so that a test finds them among the
+// process's mappings.
 int nothing_file() {
   static int fd = make_file("nothing", 0, FILE_LEN);
   return fd;
@@ -74,7 +75,7 @@ u64 map_nothing(size_t len, u64 at = 0) {
   return found == MAP_FAILED ? 0 : (u64)found;
 }
 
-// A copy of a descriptor for another process.
+// Duplicates a descriptor for another process.
 int give(int *to, int fd) { return (*to = dup(fd)) < 0 ? OUT_OF_MEMORY : SUCCESS; }
 
 struct pool {
@@ -104,7 +105,7 @@ struct piece {
   }
 };
 
-// What callers hold: pools, and references to physical memory.
+// Objects held by callers: pools, and references to physical memory.
 std::map<pool *, std::shared_ptr<pool>> pools;
 std::map<u64, std::pair<std::shared_ptr<piece>, int>> handles;
 std::map<u64, size_t> reservations;
@@ -126,7 +127,7 @@ pool *default_pool(int device) {
 bool has_ipc_handle(const allocation &at) { return at.kind == allocation::DEVICE && at.owner && !at.imported; }
 u64 handle_types(const allocation &at) { return at.from ? at.from->types : at.backing ? at.backing->types : 0; }
 
-// A part of a file that was never used before.
+// Allocates a part of a file that was never used before.
 int allocate_in(u64 *address, size_t len, int fd, u64 *used, allocation made) {
   u64 offset = *used, whole = (len + PAGE - 1) / PAGE * PAGE;
   if (len == 0 || len > TOTAL) return len ? OUT_OF_MEMORY : INVALID_VALUE;
@@ -158,12 +159,12 @@ int allocate_from(u64 *address, size_t len, pool *from) {
 
 int release(u64 address) {
   auto found = memory.find(address);
-  // What was opened or mapped has calls of its own.
+  // Opened or mapped memory has calls of its own.
   if (found == memory.end() || found->second.backing || (found->second.imported && !found->second.from)) return INVALID_VALUE;
   auto &at = found->second;
   munmap((void *)address, at.len);
   if (!at.imported) {
-    // Gives the pages back.
+    // Frees the pages.
     fallocate(at.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at.offset, (at.len + PAGE - 1) / PAGE * PAGE);
     in_use -= at.len;
   }

@@ -1,7 +1,7 @@
-// The calls that export device memory and map that of other processes.
+// The calls that export device memory and map memory of other processes.
 #pragma once
 
-// Gives the error of FAKE_CUDA_REFUSE, where it names the call.
+// Returns the error of FAKE_CUDA_REFUSE, if it names the call.
 #define REFUSABLE \
   LOCKED; \
   if (int code = refused(__func__)) return code
@@ -141,7 +141,7 @@ API cuMemUnmap(u64 address, size_t len) {
   map_nothing(len, address);
   return memory.erase(found), SUCCESS;
 }
-// Of a description, the second number is the device.
+// The second number of a description is the device.
 API cuMemSetAccess(u64 address, size_t len, const int *access, size_t) {
   REFUSABLE;
   for (u64 at = address; at < address + len;) {

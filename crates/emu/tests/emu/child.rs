@@ -1,11 +1,12 @@
-//! Tests in processes of their own.
+//! Runs tests in processes of their own.
 
 use std::process::Command;
 
-/// Tells a child which test it is to run.
+/// Variable that names the test for a child.
 const CHILD: &str = "EMU_TEST_CHILD";
 
-/// A test that runs alone in a process with these settings (`TCPX_EMU_` is put before each).
+/// Defines a test that runs alone in a process with these settings (`TCPX_EMU_` is prepended to
+/// each).
 macro_rules! isolated {
     ($(#[$meta:meta])* fn $name:ident($($key:ident = $value:expr),*) $body:block) => {
         #[test]

@@ -11,7 +11,7 @@ use crate::harness::{Pair, Plugin, connect, net, until, warned};
 type Handle = [u8; HANDLE_BYTES];
 
 fn listen(plugin: &Plugin) -> (Handle, *mut c_void) {
-    // Poisoned, to see that the plugin writes all 128 bytes.
+    // Poisoned, to check that the plugin writes all 128 bytes.
     let mut handle = [0xaa; HANDLE_BYTES];
     let mut comm = null_mut();
     assert_eq!(
@@ -119,7 +119,7 @@ isolated! {
         let mut copy = Box::new(handle);
         assert_eq!(try_connect(plugin, &mut copy), Err(3));
         assert!(warned("copy of a handle"));
-        // The original goes on.
+        // The original continues.
         assert!(try_connect(plugin, &mut handle).unwrap().is_null());
     }
 }
@@ -138,7 +138,7 @@ isolated! {
                 received || !try_accept(plugin, listener, &mut device_handle).unwrap().is_null();
             sent && received
         });
-        // The original's state is gone with it.
+        // The state of the original is gone with it.
         assert_eq!(try_connect(plugin, &mut handle), Err(3));
     }
 }

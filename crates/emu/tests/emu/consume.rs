@@ -45,7 +45,7 @@ isolated! {
     fn in_order_once_and_only_receives() {
         let pair = Pair::new();
         let (source, target) = (pair.source(4096), pair.target(4096));
-        // The second one is empty: order holds for empty ones too.
+        // The second one is empty: order applies to empty ones too.
         let sizes = [100, 0, 300];
         let recvs = sizes.map(|size| pair.irecv(&target, size));
         assert_eq!(pair.consume(recvs[0]), 3, "not done");
@@ -78,7 +78,7 @@ isolated! {
         let sends = [(); 3].map(|()| pair.isend(&source, 16384));
         pair.finish(sends[0], recvs[0]);
         pair.finish(sends[1], recvs[1]);
-        // Eight pages are in use: the third receive stands still, however often it is tested.
+        // Eight pages are in use: the third receive makes no progress, however often it is tested.
         until("the last send", || pair.test(sends[2]).unwrap());
         for _ in 0..1000 {
             assert_eq!(pair.test(recvs[2]), Ok(false));
@@ -135,7 +135,7 @@ isolated! {
         let recvs = [(); 2].map(|()| pair.irecv(&target, 1 << 20));
         let sends = [(); 2].map(|()| pair.isend(&source, 1 << 20));
         pair.finish(sends[0], recvs[0]);
-        // The second one is half way.
+        // The second one is half complete.
         while pair.plugin.counters(pair.recv).bytes == 1 << 20 {
             let _ = pair.test(sends[1]);
             let _ = pair.test(recvs[1]);
@@ -149,7 +149,7 @@ isolated! {
     }
 }
 
-/// What the count of slot 0 says, seventeen receives in, before anything of the last has arrived.
+/// Reads the count of slot 0 after seventeen receives, before anything of the last has arrived.
 fn count_before_the_first_record() -> usize {
     let mut pair = Pair::new();
     let (mut source, target) = (pair.source(8192), pair.target(8192));
@@ -184,7 +184,7 @@ isolated! {
         for _ in 0..16 {
             pair.exchange(&mut source, &target, 8192);
         }
-        // Four pages are needed and two exist: the receive begins and cannot end.
+        // Four pages are needed and two exist: the receive begins and cannot complete.
         let (recv, send) = (pair.irecv(&target, 16384), pair.isend(&source, 16384));
         assert_eq!(pair.entries(16).len(), 2);
         until("the send", || pair.test(send).unwrap());
@@ -203,7 +203,7 @@ isolated! {
         let (mut source, target) = (pair.source(16384), pair.target(16384));
         let message = pattern(0, 16384);
         source.buffer.bytes().copy_from_slice(&message);
-        // All have arrived when the first one is looked at: they must not take its pages.
+        // All have arrived when the first one is tested: they must not take its pages.
         let sends = [(); 3].map(|()| pair.isend(&source, 16384));
         for send in sends {
             until("the send", || pair.test(send).unwrap());

@@ -1,7 +1,8 @@
-//! `TCPX_EMU_DEVMEM=cuda`, on machines that have a GPU. The pages and the 24-byte handle are then in
-//! device memory, and so are the buffers here: everything is copied to be looked at.
+//! Tests `TCPX_EMU_DEVMEM=cuda`, on machines with a GPU. The pages and the 24-byte handle are then
+//! in device memory, and so are the buffers here: everything is copied to be checked.
 
 use std::ffi::{c_int, c_void};
+use std::io::Write;
 use std::ptr::null_mut;
 
 use nccl_net_tcpx_emu::ring::{RingLayout, SLOTS, UnpackHandle};
@@ -9,13 +10,13 @@ use nccl_net_tcpx_emu::tables::memory_kind::CUDA;
 
 use crate::harness::{Plugin, connect, net, pattern, until};
 
-/// The driver, as far as this test needs it.
+/// The driver functions that this test needs.
 struct Driver {
     library: *mut c_void,
 }
 
 impl Driver {
-    /// None on a machine without a GPU.
+    /// Returns `None` on a machine without a GPU.
     fn open() -> Option<Self> {
         // SAFETY: terminated strings; the calls below have these types.
         unsafe {
@@ -45,7 +46,7 @@ impl Driver {
         }
     }
 
-    /// Page-aligned memory: the driver itself aligns to 512 bytes only.
+    /// Allocates page-aligned memory: the driver aligns only to 512 bytes.
     fn alloc(&self, bytes: usize) -> u64 {
         let mut pointer = 0u64;
         // SAFETY: the driver's signature.
@@ -79,7 +80,9 @@ impl Driver {
 isolated! {
     fn device_memory(DEVMEM = "cuda", FRAG = "odd", NSOCKS = "2", CHUNK = "65536") {
         let Some(driver) = Driver::open() else {
-            println!("skipped: no CUDA driver on this machine");
+            // Past the harness, which hides the output of passed tests.
+            let line = "SKIPPED: cuda::device_memory: no CUDA driver on this machine";
+            let _ = writeln!(std::io::stderr(), "{line}");
             return;
         };
         let plugin = Plugin::init();

@@ -1,4 +1,4 @@
-//! Failures on request, and peers that go away.
+//! Configured failures, and peers that disappear.
 
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ isolated! {
         assert_eq!(pair.test(recv), Ok(false));
         assert_eq!(pair.test(recv), Ok(false));
         assert_eq!(pair.test(recv), Err(2));
-        // Nothing was done by the failed calls, and the next ones work.
+        // The failed calls had no effect, and the next ones work.
         pair.finish(send, recv);
         assert_eq!(pair.unpack().len(), 64);
         assert_eq!(pair.consume(recv), 6);
@@ -64,7 +64,7 @@ isolated! {
         let mut pair = Pair::new();
         let (mut source, target) = (pair.source(8192), pair.target(8192));
         pair.exchange(&mut source, &target, 8192);
-        // Of 4097 bytes the last entry holds one: it vanishes.
+        // Of 4097 bytes the last entry holds one: it is removed.
         let message = pattern(1, 4097);
         source.buffer.bytes()[..4097].copy_from_slice(&message);
         let (recv, send) = (pair.irecv(&target, 4097), pair.isend(&source, 4097));
@@ -104,7 +104,7 @@ isolated! {
     }
 }
 
-/// Whether a receive makes progress within many tests of both ends.
+/// Returns whether a receive makes progress within many tests of both ends.
 fn hangs(pair: &Pair, send: *mut std::ffi::c_void, recv: *mut std::ffi::c_void) -> bool {
     let mut sent = false;
     (0..20_000).all(|_| {
@@ -134,7 +134,8 @@ isolated! {
     }
 }
 
-/// A pair whose sender has closed after one message, of which the receiver has not heard yet.
+/// Returns a pair whose sender has closed after one message, which the receiver has not noticed
+/// yet.
 fn orphan() -> (Pair, Registered, [*mut std::ffi::c_void; 2]) {
     let pair = Pair::new();
     let (mut source, target) = (pair.source(4096), pair.target(4096));
@@ -158,7 +159,7 @@ isolated! {
 isolated! {
     fn a_receive_that_waits_for_a_sender_who_left() {
         let (pair, target, [first, _]) = orphan();
-        // A second receive waits for a record that will not come: this spoils the first one too.
+        // A second receive waits for a record that will not come: this fails the first one too.
         let _second = pair.irecv(&target, 4096);
         let mut outcome = Ok(false);
         until("the error", || {
@@ -201,7 +202,7 @@ isolated! {
         let pair = Pair::new();
         let source = pair.source(1 << 20);
         assert_eq!(net!(pair.plugin.v7, close_recv(pair.recv)), 0);
-        // The first message may still go into the kernel's buffers; sooner or later a record fails.
+        // The first message may still fit the kernel's buffers; eventually a record fails.
         let mut code = 0;
         until("an error", || {
             match pair.try_isend(&source, 1024) {
@@ -230,7 +231,7 @@ isolated! {
 
 isolated! {
     fn a_plugin_that_is_switched_off() {
-        // SAFETY: the only thread of this test's process that touches the environment.
+        // SAFETY: the only thread of this test's process that accesses the environment.
         unsafe { std::env::set_var("NCCL_GPUDIRECTTCPX_SOCKET_ENABLE", "0") };
         assert_eq!(net!(Plugin::load().v7, init(Some(logger()))), 3);
         assert!(warned("switched off"));

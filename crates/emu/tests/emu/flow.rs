@@ -1,4 +1,4 @@
-//! Requests: slots, order, sizes, what `test` does and does not write.
+//! Requests: slots, order, sizes, and what `test` writes.
 
 use std::ptr::null_mut;
 
@@ -63,7 +63,7 @@ isolated! {
         for (&send, &recv) in sends.iter().zip(&recvs) {
             pair.finish(send, recv);
         }
-        // All are done: sends are free again, receives are not, until they are consumed.
+        // All are done: send slots are free again, receive slots only when they are consumed.
         assert_eq!(pair.plugin.counters(pair.send).slots_free, 16);
         assert_eq!(pair.plugin.counters(pair.recv).slots_free, 0);
         assert_eq!(pair.try_irecv(&target, 16), Err(3));
@@ -99,7 +99,7 @@ isolated! {
             assert!(pair.unpack() == message);
             assert_eq!(pair.consume(recv), 0);
         }
-        // Each comm counts for itself: 20 requests took 29 calls, 9 of them in vain.
+        // Each comm counts separately: 20 requests took 29 calls, 9 of them without a request.
         assert_eq!((calls, nulls), (58, 18));
         assert_eq!(pair.plugin.counters(pair.send).null_requests, 9);
         assert_eq!(pair.plugin.counters(pair.send).tail, 20);
@@ -156,7 +156,7 @@ isolated! {
     }
 }
 
-/// Sends 100 bytes into a receive of 200; what `test` writes into sizes.
+/// Sends 100 bytes into a receive of 200; returns what `test` writes into sizes.
 fn reported_size() -> i32 {
     let pair = Pair::new();
     let (source, target) = (pair.source(4096), pair.target(4096));

@@ -1,4 +1,4 @@
-//! How messages are cut, scattered and ordered, and that they can be rebuilt.
+//! Checks how messages are cut, scattered and ordered, and that they can be rebuilt.
 
 use nccl_net_tcpx_emu::ring::Entry;
 
@@ -36,7 +36,7 @@ isolated! { fn small_chunks_on_eight_sockets(CHUNK = "8192", NSOCKS = "8") { exc
 isolated! { fn odd_chunks_on_three_sockets(CHUNK = "5001", NSOCKS = "3", REORDER = "1") { exchange_all(); } }
 isolated! { fn everything_at_once(CHUNK = "30000", NSOCKS = "5", REORDER = "2", FRAG = "odd") { exchange_all(); } }
 
-/// The ring entries of one message of 64 KiB.
+/// Returns the ring entries of one message of 64 KiB.
 fn entries() -> Vec<Entry> {
     let mut pair = Pair::new();
     let (mut source, target) = (pair.source(1 << 16), pair.target(1 << 16));
@@ -95,7 +95,7 @@ isolated! {
     }
 }
 
-/// Runs this binary's `entries` in a child with a seed and gives what it printed.
+/// Runs this binary's `entries` in a child with a seed and returns its output.
 fn entries_with_seed(seed: &str) -> String {
     let output = std::process::Command::new(std::env::current_exe().unwrap())
         .args([
@@ -179,7 +179,7 @@ isolated! {
         for _ in 0..1000 {
             assert_eq!(pair.test(send), Ok(false), "nobody reads");
         }
-        // The kernel doubles what it is told, at each of the two ends.
+        // The kernel doubles the requested size, at each of the two ends.
         let in_kernel = pair.plugin.counters(pair.send).bytes;
         assert!(in_kernel > 0 && in_kernel <= 4 * 131_072, "{in_kernel}");
         pair.finish(send, recv);

@@ -1,4 +1,4 @@
-//! The plugin, loaded as NCCL loads it, and a connected pair of comms with a reference unpacker.
+//! Loads the plugin as NCCL does, with a connected pair of comms and a reference unpacker.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::{CStr, CString, c_char, c_int, c_ulong, c_void};
@@ -12,7 +12,7 @@ use nccl_net_tcpx_emu::tables::{
     DeviceHandle, HANDLE_BYTES, Logger, NetV6, NetV7, NetV8, memory_kind,
 };
 
-/// How long a test waits for something that has to happen.
+/// How long a test waits for something that must happen.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) type Request = *mut c_void;
@@ -21,8 +21,8 @@ pub(crate) type Request = *mut c_void;
 macro_rules! net {
     ($table:expr, $member:ident($($arg:expr),* $(,)?)) => {{
         let function = $table.$member.expect(stringify!($member));
-        // SAFETY: the test passes what the contract asks for, or breaks it where the emulator
-        // promises to notice.
+        // SAFETY: the test passes valid arguments, or violates the contract where the emulator
+        // promises to detect it.
         unsafe { function($($arg),*) }
     }};
 }
@@ -72,13 +72,13 @@ impl Plugin {
         plugin
     }
 
-    /// Whether there is such a symbol.
+    /// Returns whether the library exports such a symbol.
     pub(crate) fn exports(&self, name: &CStr) -> bool {
         // SAFETY: an open library and a terminated string.
         unsafe { !libc::dlsym(self.library as *mut c_void, name.as_ptr()).is_null() }
     }
 
-    /// Counters of the process, and of a comm unless it is null.
+    /// Returns the counters of the process, and of a comm unless it is null.
     pub(crate) fn counters(&self, comm: *mut c_void) -> Counters {
         let mut counters = Counters::default();
         // SAFETY: an open comm or null, and a place for the result.
@@ -96,9 +96,9 @@ fn find(library: usize, name: &CStr) -> *mut c_void {
 
 static LINES: Mutex<Vec<(c_int, String)>> = Mutex::new(Vec::new());
 
-/// A logger that collects lines. Stable Rust cannot define a variadic function, but the emulator passes
-/// exactly one string to its format, and on every Linux ABI that NCCL knows such a call looks like
-/// one with six plain arguments.
+/// Returns a logger that collects lines. Stable Rust cannot define a variadic function, but the
+/// emulator passes exactly one string to its format, and on every Linux ABI that NCCL supports such
+/// a call looks like one with six plain arguments.
 pub(crate) fn logger() -> Logger {
     extern "C" fn collect(
         level: c_int,
@@ -124,7 +124,7 @@ pub(crate) fn logger() -> Logger {
     unsafe { std::mem::transmute::<Plain, Logger>(collect as Plain) }
 }
 
-/// Whether a warning with this text was logged.
+/// Returns whether a warning with this text was logged.
 pub(crate) fn warned(text: &str) -> bool {
     let lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
     lines
@@ -132,7 +132,7 @@ pub(crate) fn warned(text: &str) -> bool {
         .any(|(level, line)| *level == 2 && line.contains(text))
 }
 
-/// Waits until `condition` holds; a test that waits in vain fails.
+/// Waits until `condition` holds; fails the test otherwise.
 pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
@@ -181,7 +181,7 @@ impl Drop for Buffer {
     }
 }
 
-/// Bytes that tell message `k` and position apart from all others.
+/// Returns bytes that distinguish message `k` and position from all others.
 pub(crate) fn pattern(k: u64, len: usize) -> Vec<u8> {
     (0..len as u64)
         .map(|i| {
@@ -205,7 +205,7 @@ pub(crate) struct Pair {
     pub(crate) send: *mut c_void,
     pub(crate) recv: *mut c_void,
     unpack: UnpackHandle,
-    /// Receives that were unpacked: the next one's slot is this modulo 16.
+    /// Number of receives unpacked: the next one's slot is this modulo 16.
     pub(crate) received: u64,
 }
 
@@ -218,7 +218,7 @@ impl Pair {
     /// Connects over a device.
     pub(crate) fn on(plugin: &'static Plugin, dev: c_int) -> Self {
         let (send, recv, handle) = connect(plugin, dev);
-        // SAFETY: the plugin filled in where its 24 bytes are; in host mode they are readable.
+        // SAFETY: the plugin filled in the address of its 24 bytes; in host mode they are readable.
         let unpack = unsafe { handle.handle.cast::<UnpackHandle>().read() };
         Self {
             plugin,
@@ -241,12 +241,12 @@ impl Pair {
         Registered { buffer, mhandle }
     }
 
-    /// A buffer for sends, of the kind CUDA.
+    /// Returns a buffer for sends, of the kind CUDA.
     pub(crate) fn source(&self, len: usize) -> Registered {
         self.register(self.send, len, memory_kind::CUDA)
     }
 
-    /// A buffer for receives, of the kind CUDA.
+    /// Returns a buffer for receives, of the kind CUDA.
     pub(crate) fn target(&self, len: usize) -> Registered {
         self.register(self.recv, len, memory_kind::CUDA)
     }
@@ -303,7 +303,7 @@ impl Pair {
         request
     }
 
-    /// `test`: whether it is done, or the code.
+    /// Performs `test`: returns whether it is done, or the code.
     pub(crate) fn test(&self, request: Request) -> Result<bool, c_int> {
         let mut done = -1;
         match net!(self.plugin.v7, test(request, &raw mut done, null_mut())) {
@@ -327,7 +327,7 @@ impl Pair {
         net!(self.plugin.v7, irecv_consumed(self.recv, 1, request))
     }
 
-    /// The ring slot of receive `k`.
+    /// Returns the ring slot of receive `k`.
     pub(crate) fn entries(&self, k: u64) -> Vec<Entry> {
         let slot = (k % SLOTS as u64) as usize;
         let ring: *const RingLayout = self.unpack.meta;
@@ -341,9 +341,9 @@ impl Pair {
         }
     }
 
-    /// The bytes in the bounce pages that an entry speaks of.
+    /// Returns the bytes in the bounce pages that an entry describes.
     pub(crate) fn page_bytes(&self, entry: &Entry) -> Vec<u8> {
-        // SAFETY: within the arena, says the plugin; host mode.
+        // SAFETY: within the arena, as the plugin reports; host mode.
         unsafe {
             let from = self.unpack.bounce.add(entry.src_off as usize);
             std::slice::from_raw_parts(from, entry.len as usize).to_vec()
@@ -355,7 +355,7 @@ impl Pair {
         self.unpack.head
     }
 
-    /// The reference unpacker: rebuilds the next receive from ring and pages, and checks that the
+    /// Rebuilds the next receive from ring and pages, as a reference unpacker, and checks that the
     /// entries cover every byte exactly once and stay within their pages.
     pub(crate) fn unpack(&mut self) -> Vec<u8> {
         let entries = self.entries(self.received);
@@ -400,7 +400,7 @@ impl Pair {
         assert_eq!(self.consume(recv), 0);
     }
 
-    /// Closes both ends and checks that nothing was left behind.
+    /// Closes both ends and checks that nothing is leaked.
     pub(crate) fn close(self) {
         assert_eq!(net!(self.plugin.v7, close_send(self.send)), 0);
         assert_eq!(net!(self.plugin.v7, close_recv(self.recv)), 0);

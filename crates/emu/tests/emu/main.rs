@@ -1,4 +1,4 @@
-//! The plugin as a caller sees it: through its exported symbols, over loopback.
+//! Tests the plugin through its exported symbols, over loopback.
 //!
 //! Settings are read once in a process, so every test runs in a process of its own (see [`child`]).
 

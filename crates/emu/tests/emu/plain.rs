@@ -67,7 +67,7 @@ impl Plain {
         if code == 0 { Ok(request) } else { Err(code) }
     }
 
-    /// `test`: the size when it is done.
+    /// Performs `test`: returns the size when it is done.
     fn test(&self, request: *mut c_void) -> Result<Option<c_int>, c_int> {
         let (mut done, mut size) = (0, -1);
         match net!(self.plugin.v8, test(request, &raw mut done, &raw mut size)) {

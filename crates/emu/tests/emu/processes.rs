@@ -1,4 +1,4 @@
-//! Two processes.
+//! Tests with two processes.
 
 use std::io::{Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -30,7 +30,7 @@ fn sender() {
             raw_loop::connect(table, 0, &handle, memory, std::thread::yield_now).unwrap()
         });
     }
-    // Sixteen places in each buffer: one is written again only when its send is done.
+    // Sixteen places in each buffer: one is reused only when its send is done.
     for k in 0..MESSAGES {
         for (comm, (sender, buffer)) in senders.iter_mut().zip(&mut buffers).enumerate() {
             until("a free request", || {
@@ -48,7 +48,7 @@ fn sender() {
             sender.in_flight() == 0 || sender.poll().unwrap() && sender.in_flight() == 0
         });
     }
-    // Closing before the receiver has everything would be noticed as a loss by waiting receives.
+    // Closing before the receiver has everything would fail its outstanding receives.
     let mut rest = Vec::new();
     input.read_to_end(&mut rest).unwrap();
     for sender in senders {
@@ -133,7 +133,7 @@ isolated! {
         until("a first message", || unsafe { receiver.poll(0).unwrap() }.is_some());
         child.kill().unwrap();
         child.wait().unwrap();
-        // What is in the kernel may still arrive, then the loss is seen: receives are waiting.
+        // Bytes in the kernel may still arrive, then the loss is noticed: receives are outstanding.
         let mut code = 0;
         until("the error", || {
             while receiver.in_flight() < 16 && code == 0 {

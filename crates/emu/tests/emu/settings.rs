@@ -1,4 +1,4 @@
-//! Bad settings stop `init`. (What each good one does is tested where it matters.)
+//! Invalid settings stop `init`. (Valid ones are tested where they have an effect.)
 
 use crate::harness::{Plugin, logger, net, warned};
 
@@ -31,7 +31,7 @@ isolated! {
 isolated! {
     fn a_missing_driver(DEVMEM = "cuda") {
         let plugin = Plugin::load();
-        // With a driver it works; without one there is an error instead of an exit.
+        // With a driver it works; without one it is an error instead of an exit.
         match net!(plugin.v7, init(Some(logger()))) {
             0 => {}
             code => assert!((code == 3 || code == 1) && warned("TCPX_EMU_DEVMEM=host") || warned("CUDA")),

@@ -6,7 +6,7 @@ use nccl_net_tcpx_emu::tables::{PropertiesV6, PropertiesV7, PropertiesV8};
 
 use crate::harness::{Plugin, logger, net};
 
-/// Reads a field out of a zeroed, oversized buffer, as a careful loader does.
+/// Reads a field from a zeroed, oversized buffer, as a careful loader does.
 fn field<T: Copy>(buffer: &[u64; 32], offset: usize) -> T {
     assert!(offset + size_of::<T>() <= size_of_val(buffer));
     // SAFETY: within the buffer; the fields are plain numbers and pointers.
@@ -54,7 +54,7 @@ isolated! {
                 &*std::ptr::from_ref(plugin.v8).cast::<[usize; 19]>(),
             )
         };
-        // Everything but regMrDmaBuf (byte 64) is there; plain v8 also lacks the last two.
+        // Everything but regMrDmaBuf (byte 64) is set; plain v8 also lacks the last two.
         for (word, pointer) in v7.iter().enumerate() {
             assert_eq!(*pointer == 0, word == 8, "v7 word {word}");
         }
@@ -64,7 +64,7 @@ isolated! {
         for (word, pointer) in v8.iter().enumerate() {
             assert_eq!(*pointer == 0, [8, 17, 18].contains(&word), "v8 word {word}");
         }
-        // By offset, as a loader without our types would: init at 8, devices at 16.
+        // By offset, as a loader without these types would: init at 8, devices at 16.
         assert_eq!(net!(plugin.v7, init(Some(logger()))), 0);
         let mut devices: c_int = 0;
         // SAFETY: the word at byte 16 is `devices`.
@@ -123,7 +123,7 @@ isolated! {
         assert_eq!(devices, 77);
         assert_eq!(net!(plugin.v7, init(Some(logger()))), 0);
         assert_eq!(net!(plugin.v7, init(Some(logger()))), 3, "a second time");
-        // The plain tables are separate plugins in the same library, and patient ones.
+        // The plain tables are separate plugins in the same library, and accept a second `init`.
         assert_eq!(net!(plugin.v8, init(None)), 0);
         assert_eq!(net!(plugin.v8, init(None)), 0);
         assert_eq!(plugin.counters(std::ptr::null_mut()).violations, 2);

@@ -1,20 +1,22 @@
 //! Carriers: how the payload of one frame gets out of, or into, memory.
 //!
-//! A lane's frames always travel on its stream. Their payload is moved by a carrier:
+//! A lane's frames always travel on its stream. A carrier moves their payload:
 //!
 //! | carrier | payload travels | memory |
 //! |---|---|---|
-//! | [`comm`] | beside the stream, on a plugin's comm | either, as far as the plugin reaches it |
-//! | [`staged`] | behind its frame | a device's, through pinned slots |
-//! | [`stream`] | behind its frame | the host's, straight from and to where it lies |
+//! | [`comm`] | beside the stream, on a plugin's comm | any that the plugin accepts |
+//! | [`staged`] | behind its frame | device memory, through pinned slots |
+//! | [`stream`] | behind its frame | host memory, directly |
 //!
-//! The sender takes the first of them that takes a payload, by where its memory lies and how large it
-//! is; the receiver goes by the frame's flag and by where its own memory lies. A lane knows its
-//! carriers as a list of [`SendCarrier`] and a list of [`ReceiveCarrier`], in this order, and names
-//! none: another one is a file here and a line in [`SendCarriers::new`] and [`ReceiveCarriers::new`].
+//! The sender uses the first carrier that accepts a payload, by the location of its memory and its
+//! length; the receiver decides by the frame's flag and the location of its own memory. A lane has
+//! its carriers as a list of [`SendCarrier`] and a list of [`ReceiveCarrier`], in this order, and
+//! depends on none: a new carrier is a file here and a line in [`SendCarriers::new`] and
+//! [`ReceiveCarriers::new`].
 //!
-//! A carrier says when the bytes of a payload are over (sent, landed, let go) and nothing else: what
-//! that means is the lane's business. Nothing calls back: the driver of the lane calls `step`.
+//! A carrier reports when the bytes of a payload are over (sent, landed, released) and nothing
+//! else: the lane decides what that means. There are no callbacks: the driver of the lane calls
+//! `step`.
 
 pub(crate) mod comm;
 pub(crate) mod staged;
@@ -35,7 +37,7 @@ use crate::transfer::{ChunkRef, Run};
 
 /// A payload that is being sent.
 pub(crate) enum Outgoing {
-    /// A WRITE chunk of ours.
+    /// A WRITE chunk of this side.
     Chunk(ChunkRef),
     /// The answer to a READ request.
     Answer {
@@ -53,7 +55,7 @@ impl Outgoing {
         }
     }
 
-    /// Where its bytes are.
+    /// Returns the location of the bytes.
     pub(crate) fn place(&self) -> Place<'_> {
         match self {
             Self::Chunk(chunk) => chunk.place(),
@@ -62,10 +64,10 @@ impl Outgoing {
     }
 }
 
-/// Whose memory is to be let go.
+/// The memory to release.
 #[derive(Clone, Copy)]
 pub(crate) enum LetGo<'a> {
-    /// Everything that was revoked, with what may be copied of answers to the peer.
+    /// All revoked memory, with the limit for copies of answers to the peer.
     Revoked(&'a Allowance),
     /// The local memory of a run that is being aborted.
     Aborted(&'a Arc<Run>),
@@ -81,9 +83,9 @@ impl LetGo<'_> {
         }
     }
 
-    /// Whether `bytes` of a payload that has begun may be copied, so that it can be completed without
-    /// its memory. Where not, the connection ends. The length of an answer is the peer's choice; that
-    /// of our own chunks is a setting.
+    /// Returns whether `bytes` of a payload that has begun may be copied, so that it can be
+    /// completed without its memory. If not, the connection ends. The peer chooses the length of an
+    /// answer, whereas a setting limits our own chunks.
     pub(crate) fn may_copy(self, payload: &Outgoing, bytes: usize) -> bool {
         match (self, payload) {
             (Self::Revoked(allowance), Outgoing::Answer { .. }) => allowance.take(bytes),
@@ -92,14 +94,14 @@ impl LetGo<'_> {
     }
 }
 
-/// How much of the answers to a peer may be in copies, on all lanes of a connection together, when
-/// their memory is revoked: a few calls' worth on each of many lanes.
+/// Limits the copies of answers to a peer, on all lanes of a connection together, when their memory
+/// is revoked: a few system calls' worth on each of many lanes.
 const MAX_COPIED_BYTES: usize = 16 << 20;
 
-/// What may still be copied of the answers to a peer while memory is revoked.
+/// Counts the bytes of answers to a peer that may still be copied during a revocation.
 pub(crate) struct Allowance {
     left: Cell<usize>,
-    /// Bytes that were not allowed.
+    /// Length of the first copy that was refused.
     refused: Cell<Option<usize>>,
 }
 
@@ -111,7 +113,8 @@ impl Allowance {
         }
     }
 
-    /// Counts bytes that are copied, or were and have not left; says whether there may be so many.
+    /// Counts bytes that are copied, or were copied earlier and have not left; returns whether they
+    /// are within the limit.
     pub(crate) fn take(&self, bytes: usize) -> bool {
         let left = self.left.get().checked_sub(bytes);
         match left {
@@ -121,13 +124,13 @@ impl Allowance {
         left.is_some()
     }
 
-    /// The bytes that were too many, if some were: the connection must end.
+    /// Returns the length of the first copy that was refused, if any: then the connection must end.
     pub(crate) fn refused(&self) -> Option<usize> {
         self.refused.get()
     }
 }
 
-/// What [`SendCarrier::poll_begin`] found.
+/// Result of [`SendCarrier::poll_begin`].
 pub(crate) enum Begin<'a> {
     /// The frame of this payload begins now.
     Frame(&'a Outgoing),
@@ -140,19 +143,20 @@ pub(crate) enum Begin<'a> {
 /// Moves payload out of memory.
 ///
 /// The sending half of a lane calls, for each payload: `has_room`, [`push`](Self::push),
-/// [`poll_begin`](Self::poll_begin) until the frame may begin; then, if the payload travels behind its
-/// frame, [`ready`](Self::ready) and [`sent`](Self::sent) until all of it is in the stream; and at any
-/// time [`step`](Self::step). A payload is over when [`poll_over`](Self::poll_over) returns it.
+/// [`poll_begin`](Self::poll_begin) until the frame may begin; then, if the payload travels behind
+/// its frame, [`ready`](Self::ready) and [`sent`](Self::sent) until all bytes are in the stream;
+/// and at any time [`step`](Self::step). A payload is over when [`poll_over`](Self::poll_over)
+/// returns it.
 pub(crate) trait SendCarrier: Send {
-    /// Whether it carries a payload of so many bytes at this place.
+    /// Returns whether this carrier handles a payload of `bytes` bytes at this place.
     fn takes(&self, place: &Place<'_>, bytes: usize) -> bool;
 
-    /// The flag of frames whose payload does not travel behind them; 0 if it does.
+    /// Returns the flag of frames whose payload does not travel behind them; 0 if it does.
     fn flag(&self) -> u8 {
         0
     }
 
-    /// Whether another payload of so many bytes may be pushed. One that is a chunk of a run could go to
+    /// Returns whether another payload of this length may be pushed. A chunk of a run could use
     /// other lanes as well; an answer could not.
     fn has_room(&mut self, _bytes: usize, _run: Option<&Arc<Run>>) -> bool {
         true
@@ -161,41 +165,42 @@ pub(crate) trait SendCarrier: Send {
     /// Takes a payload.
     fn push(&mut self, payload: Outgoing);
 
-    /// Whether it prepares payloads before their frames begin. The frames of others begin as soon as
-    /// they are pushed.
+    /// Returns whether this carrier prepares payloads before their frames begin. Otherwise frames
+    /// begin as soon as their payload is pushed.
     fn prepares(&self) -> bool {
         false
     }
 
-    /// Waits the few microseconds that preparing a lone small payload takes; says whether it is ready.
+    /// Spins for the few microseconds that preparing a lone small payload takes;
+    /// returns whether it is ready.
     fn look(&mut self) -> bool {
         false
     }
 
-    /// Whether payloads wait whose frames have not begun.
+    /// Returns whether payloads are queued whose frames have not begun.
     fn has_next(&self) -> bool {
         false
     }
 
-    /// Finds the next payload whose frame may begin, in the order in which they were pushed.
+    /// Finds the next payload whose frame may begin, in the order of `push`.
     fn poll_begin(&mut self) -> Begin<'_>;
 
     /// Returns the bytes that can go into the stream now, of the frame that began last: spans, and
-    /// where in them. None while there are none.
+    /// the position in them. Returns `None` while there are none.
     fn ready(&mut self) -> Result<Option<(&[Span], Cursor)>, Error> {
         Ok(None)
     }
 
-    /// Counts bytes of [`ready`](Self::ready) that the stream has taken.
+    /// Counts bytes of [`ready`](Self::ready) that the stream has accepted.
     fn sent(&mut self, _count: usize) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Goes on with what is under way. `announced` says that every frame that has begun has left.
+    /// Advances operations in flight. `announced` tells that every frame that has begun has left.
     /// Returns whether anything has moved.
     ///
     /// # Errors
-    /// What was announced cannot be sent: the connection must end.
+    /// An announced payload cannot be sent: the connection must end.
     fn step(&mut self, _announced: bool) -> Result<bool, Error> {
         Ok(false)
     }
@@ -203,47 +208,49 @@ pub(crate) trait SendCarrier: Send {
     /// Returns a payload whose memory is no longer used.
     fn poll_over(&mut self) -> Option<Outgoing>;
 
-    /// Whether something is under way of which nobody will be told: somebody must call `step` soon.
+    /// Returns whether an operation is in flight whose end is not signalled:
+    /// `step` must be called soon.
     fn is_busy(&self) -> bool {
         false
     }
 
-    /// Whether somebody beyond this process must move before this carrier does.
+    /// Returns whether this carrier waits for something outside of this process.
     fn is_waiting(&self) -> bool {
         false
     }
 
-    /// Bytes that have left beside the stream since the last call.
+    /// Returns the bytes that have left beside the stream since the last call.
     fn take_moved(&mut self) -> u64 {
         0
     }
 
-    /// Stops using the memory of the payloads that `which` names. What has begun is completed from a
-    /// copy, as far as [`LetGo::may_copy`] allows it: the rest of a payload that travels behind its frame
-    /// may be appended to `rest`, and this carrier then has nothing more of that frame. Waits for copies
-    /// under way, and a plugin's comm for its outstanding requests, for a bounded time.
+    /// Stops using the memory of the payloads that `which` selects. Payloads that have begun are
+    /// completed from a copy, as far as [`LetGo::may_copy`] allows: the rest of a payload that
+    /// travels behind its frame may be appended to `rest`, after which this carrier is done with
+    /// that frame. Waits for copies in flight, and a plugin's comm for its outstanding requests,
+    /// for a bounded time.
     ///
     /// # Errors
     /// The memory is no longer used, but the connection must end.
     fn let_go(&mut self, which: LetGo<'_>, rest: &mut Vec<u8>) -> Result<(), Error>;
 
-    /// Gives up everything, after waiting for copies under way.
+    /// Gives up all payloads, after waiting for copies in flight.
     fn close(&mut self);
 }
 
-/// A carrier's place in the list of its half.
+/// A carrier's index in the list of its half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Way(usize);
 
 /// The carriers of a lane's sending half, in the order of preference.
 pub(crate) struct SendCarriers {
     list: Vec<Box<dyn SendCarrier>>,
-    /// Whether payload may travel beside the stream.
+    /// True if a carrier moves payload beside the stream.
     has_beside: bool,
-    /// The one that prepares payloads before their frames begin.
+    /// The carrier that prepares payloads before their frames begin.
     prepares: Option<Way>,
-    /// Whether any but the last has ever had a payload. Most lanes carry host memory alone and are
-    /// looked at millions of times a second: they ask nobody whether something is under way.
+    /// True once any carrier but the last has had a payload. Most lanes carry only host memory and
+    /// are polled millions of times a second: they skip all checks of the other carriers.
     is_mixed: bool,
 }
 
@@ -273,7 +280,7 @@ impl SendCarriers {
     pub(crate) fn choose(&self, place: &Place<'_>, bytes: usize) -> Way {
         let mut carriers = self.list.iter();
         let at = carriers.position(|carrier| carrier.takes(place, bytes));
-        // The last one takes what no other takes.
+        // The last carrier accepts all remaining payloads.
         Way(at.unwrap_or(self.list.len() - 1))
     }
 
@@ -285,13 +292,13 @@ impl SendCarriers {
         self.list.iter_mut()
     }
 
-    /// The one that prepares payloads, if it has some.
+    /// Returns the carrier that prepares payloads, if it has any.
     pub(crate) fn preparing(&self) -> Option<Way> {
         self.prepares
             .filter(|way| self.is_mixed && self.list[way.0].is_busy())
     }
 
-    /// Those whose payload travels beside the stream, and that have some under way.
+    /// Iterates over the carriers that move payload beside the stream and have some in flight.
     pub(crate) fn beside(&mut self) -> impl Iterator<Item = &mut Box<dyn SendCarrier>> {
         let list = if self.has_beside && self.is_mixed {
             &mut self.list[..]
@@ -302,12 +309,12 @@ impl SendCarriers {
             .filter(|carrier| carrier.flag() != 0 && carrier.is_busy())
     }
 
-    /// Whether something is under way.
+    /// Returns whether any carrier has operations in flight.
     pub(crate) fn is_busy(&self) -> bool {
         self.is_mixed && self.list.iter().any(|carrier| carrier.is_busy())
     }
 
-    /// Whether something is under way beside the stream.
+    /// Returns whether payload is in flight beside the stream.
     pub(crate) fn is_beside(&self) -> bool {
         let mut carriers = self.list.iter();
         self.has_beside
@@ -316,110 +323,111 @@ impl SendCarriers {
     }
 }
 
-/// Where the next bytes of a payload go.
+/// Destination of the next bytes of a payload.
 pub(crate) struct Room<'a> {
     pub(crate) spans: &'a [Span],
     pub(crate) at: Cursor,
     pub(crate) bytes: usize,
 }
 
-/// A payload of which nothing is under way any more, and why its bytes have not reached their memory
-/// if they have not.
+/// A payload without operations in flight, with the error if its bytes did not reach their memory.
 pub(crate) struct Over<P> {
     pub(crate) ticket: Ticket,
     pub(crate) payload: P,
     pub(crate) error: Option<Error>,
 }
 
-/// Moves payload into memory. `P` is what the lane keeps of a payload until it has landed.
+/// Moves payload into memory. `P` is the lane's own record of a payload until it has landed.
 ///
 /// For a payload that travels behind its frame the receiving half of a lane calls
-/// [`begin`](Self::begin), then [`room`](Self::room) and [`filled`](Self::filled) until all of it was
-/// received, then, if the carrier [`defers`](Self::defers), [`push`](Self::push). One that travels
-/// beside the stream is pushed when its frame arrives. Each is over when `push` or
-/// [`poll_over`](Self::poll_over) returns it.
+/// [`begin`](Self::begin), then [`room`](Self::room) and [`filled`](Self::filled) until all bytes
+/// were received, then, if the carrier [`defers`](Self::defers), [`push`](Self::push). A payload
+/// that travels beside the stream is pushed when its frame arrives. Each payload is over when
+/// `push` or [`poll_over`](Self::poll_over) returns it.
 pub(crate) trait ReceiveCarrier<P>: Send {
-    /// Whether it carries the payload of a frame with this flag, to this place; none if the payload is
-    /// dropped.
+    /// Returns whether this carrier handles the payload of a frame with this flag, to this place;
+    /// `place` is `None` if the payload is dropped.
     fn takes(&self, flag: u8, place: Option<&Place<'_>>) -> bool;
 
-    /// Whether payload travels beside the stream.
+    /// Returns whether payload travels beside the stream.
     fn is_beside(&self) -> bool {
         false
     }
 
-    /// Whether a payload may still be under way when its last byte was received.
+    /// Returns whether a payload may still be in flight when its last byte was received.
     fn defers(&self) -> bool {
         false
     }
 
-    /// A payload begins that travels behind its frame. `more` says whether the peer has another one.
+    /// Begins a payload that travels behind its frame.
+    /// `more` tells whether the peer has another one.
     fn begin(&mut self, _more: bool) {}
 
-    /// Returns where the next bytes of the current payload go, of which `left` are to come; none while
-    /// there is no room for them.
+    /// Returns the destination of the next bytes of the current payload, of which `left` are to
+    /// come; `None` while there is no room.
     fn room<'a>(&'a mut self, place: &Place<'a>, left: usize) -> Result<Option<Room<'a>>, Error>;
 
-    /// Counts bytes that were put into [`room`](Self::room).
+    /// Counts bytes that were received into [`room`](Self::room).
     fn filled(&mut self, place: &Place<'_>, count: usize, is_last: bool) -> Result<(), Error>;
 
-    /// Gives up what was received of the current payload and has not reached its memory.
+    /// Drops bytes of the current payload that have not reached their memory.
     fn forget(&mut self) {}
 
-    /// Takes a payload that was received as a whole, or announced; returns it if nothing of it is under
-    /// way.
+    /// Takes a payload that was received completely, or announced;
+    /// returns it if nothing is in flight.
     fn push(&mut self, ticket: Ticket, payload: P) -> Option<Over<P>>;
 
-    /// Goes on with what is under way; returns whether anything has moved.
+    /// Advances operations in flight; returns whether anything has moved.
     ///
     /// # Errors
-    /// What was announced will not come: the connection must end.
+    /// An announced payload will not arrive: the connection must end.
     fn step(&mut self) -> Result<bool, Error> {
         Ok(false)
     }
 
-    /// Returns a payload of which nothing is under way any more.
+    /// Returns a payload that has no operations in flight any more.
     fn poll_over(&mut self) -> Option<Over<P>> {
         None
     }
 
-    /// Whether something is under way of which nobody will be told: somebody must call `step` soon.
+    /// Returns whether an operation is in flight whose end is not signalled:
+    /// `step` must be called soon.
     fn is_busy(&self) -> bool {
         false
     }
 
-    /// Whether so much is under way that its oldest part is probably over.
+    /// Returns whether so much is in flight that the oldest part is probably over.
     fn is_deep(&self) -> bool {
         false
     }
 
-    /// Whether somebody beyond this process must move before this carrier does.
+    /// Returns whether this carrier waits for something outside of this process.
     fn is_waiting(&self) -> bool {
         false
     }
 
-    /// Bytes that have come beside the stream since the last call.
+    /// Returns the bytes that have arrived beside the stream since the last call.
     fn take_moved(&mut self) -> u64 {
         0
     }
 
-    /// Waits until no copy or plugin writes to memory that was revoked, or of a run that was aborted.
+    /// Waits until no copy or plugin writes to revoked memory, or to memory of an aborted run.
     ///
     /// # Errors
     /// The memory is no longer used, but the connection must end.
     fn let_go(&mut self) -> Result<(), Error>;
 
-    /// Gives up everything, after waiting for copies under way. Returns the payloads that were not
-    /// over.
+    /// Gives up all payloads, after waiting for copies in flight.
+    /// Returns the payloads that were not over.
     fn close(&mut self) -> Vec<P>;
 }
 
 /// The carriers of a lane's receiving half.
 pub(crate) struct ReceiveCarriers<P> {
     list: Vec<Box<dyn ReceiveCarrier<P>>>,
-    /// Whether payload may travel beside the stream.
+    /// True if a carrier moves payload beside the stream.
     has_beside: bool,
-    /// Whether any but the last has ever had a payload; as in [`SendCarriers`].
+    /// True once any carrier but the last has had a payload; as in [`SendCarriers`].
     is_mixed: bool,
 }
 
@@ -438,7 +446,8 @@ impl<P: Target + 'static> ReceiveCarriers<P> {
         }
     }
 
-    /// Finds the carrier of a payload; none if it goes to no memory and travels behind its frame.
+    /// Finds the carrier of a payload;
+    /// `None` if the payload is dropped and travels behind its frame.
     pub(crate) fn choose(&mut self, flag: u8, place: Option<&Place<'_>>) -> Option<Way> {
         let mut carriers = self.list.iter();
         let at = carriers.position(|carrier| carrier.takes(flag, place))?;
@@ -454,7 +463,7 @@ impl<P: Target + 'static> ReceiveCarriers<P> {
         self.list.iter_mut()
     }
 
-    /// Those whose payload travels beside the stream, and that have some under way.
+    /// Iterates over the carriers that move payload beside the stream and have some in flight.
     pub(crate) fn beside(&mut self) -> impl Iterator<Item = &mut Box<dyn ReceiveCarrier<P>>> {
         let list = if self.has_beside && self.is_mixed {
             &mut self.list[..]
@@ -465,12 +474,12 @@ impl<P: Target + 'static> ReceiveCarriers<P> {
             .filter(|carrier| carrier.is_beside() && carrier.is_busy())
     }
 
-    /// Whether something is under way.
+    /// Returns whether any carrier has operations in flight.
     pub(crate) fn is_busy(&self) -> bool {
         self.is_mixed && self.list.iter().any(|carrier| carrier.is_busy())
     }
 
-    /// Whether so much is under way that some of it is probably over.
+    /// Returns whether so much is in flight that some of it is probably over.
     pub(crate) fn is_deep(&self) -> bool {
         self.is_mixed && self.list.iter().any(|carrier| carrier.is_deep())
     }

@@ -1,4 +1,4 @@
-//! Host memory, straight from and to the stream.
+//! Host memory, sent and received directly by the stream.
 
 use tcpx_net::{Cursor, Fault, Span};
 use tcpx_proto::lane::Ticket;
@@ -7,10 +7,10 @@ use super::{Begin, LetGo, Outgoing, Over, ReceiveCarrier, Room, SendCarrier};
 use crate::error::Error;
 use crate::memory::Place;
 
-/// Sends payload from where it lies: the system call gathers the blocks.
+/// Sends payload directly from its memory: the system call gathers the blocks.
 #[derive(Default)]
 pub(crate) struct StreamSend {
-    /// At most one at a time, since it begins as soon as it is pushed.
+    /// At most one payload at a time, since its frame begins as soon as it is pushed.
     current: Option<Outgoing>,
     at: Cursor,
     left: usize,
@@ -29,8 +29,8 @@ impl SendCarrier for StreamSend {
         self.current = Some(payload);
     }
 
-    /// Looks at the memory first: a frame that has begun must be completed, so that memory which
-    /// turns out to be gone in the middle costs the connection.
+    /// Probes the memory first: a frame that has begun must be completed, so memory that turns out
+    /// to be unmapped later costs the connection.
     fn poll_begin(&mut self) -> Begin<'_> {
         let is_gone = |payload: &mut Outgoing| {
             let spans = payload.place().spans;
@@ -88,7 +88,7 @@ impl SendCarrier for StreamSend {
     }
 }
 
-/// Receives payload into where it belongs: the system call scatters the blocks.
+/// Receives payload directly into its memory: the system call scatters the blocks.
 #[derive(Default)]
 pub(crate) struct StreamReceive {
     at: Cursor,

@@ -1,46 +1,50 @@
-//! The forms that values of settings take: what is accepted, as data, and the text made from it.
+//! Forms of setting values: the accepted range as data, and the texts derived from it.
 //!
 //! A [`Form`] is the only place that knows a setting's range. Parsing, the check of typed values,
-//! the words of an error and the reference table all come from it.
+//! error texts and the reference table are all derived from it.
 
 use std::fmt::Display;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use tcpx_net::interfaces::InterfaceSelector;
 
-/// What a setting accepts.
+use super::types::MetricsAddress;
+
+/// The values that a setting accepts.
 pub(super) trait Form: Sync {
     /// The type of the setting's values.
     type Value;
 
-    /// Reads a value of this form; `None` when the text is not of it or out of range.
+    /// Parses a value; returns `None` if the text is malformed or out of range.
     fn parse(&self, text: &str) -> Option<Self::Value> {
         let value = self.read(text.trim())?;
         self.accepts(&value).then_some(value)
     }
 
-    /// Reads a value, whatever the range.
+    /// Parses a value without checking the range.
     fn read(&self, text: &str) -> Option<Self::Value>;
 
-    /// Says whether a value is within the range.
+    /// Returns whether a value is within the range.
     fn accepts(&self, value: &Self::Value) -> bool;
 
-    /// Writes a value so that [`Form::parse`] reads it again.
+    /// Formats a value so that [`Form::parse`] accepts it.
     fn show(&self, value: &Self::Value) -> String;
 
-    /// Writes a value for people.
+    /// Formats a value for people.
     fn describe(&self, value: &Self::Value) -> String {
         self.show(value)
     }
 
-    /// Describes what is accepted, to follow "expected".
+    /// Describes the accepted values, as a continuation of "expected".
     fn expected(&self) -> String;
 }
 
-/// A whole number within limits, and one more value outside of them where that has a meaning.
+/// A whole number within limits, and optionally one value
+/// outside of them that has a special meaning.
 pub(super) struct Number<T> {
-    /// What is counted, such as "a whole number".
+    /// The counted unit, such as "a whole number".
     pub(super) what: &'static str,
     pub(super) or: Option<T>,
     pub(super) min: T,
@@ -113,7 +117,7 @@ impl Form for Bytes {
     }
 }
 
-/// The largest binary unit that divides a byte count, as its power of two and its letter.
+/// Returns the largest binary unit that divides a byte count, as power of two and letter.
 fn binary_unit(bytes: usize) -> (u32, &'static str) {
     [(30, "G"), (20, "M"), (10, "K")]
         .into_iter()
@@ -121,13 +125,13 @@ fn binary_unit(bytes: usize) -> (u32, &'static str) {
         .unwrap_or((0, ""))
 }
 
-/// Writes a byte count as settings take it, such as `512K`.
+/// Formats a byte count as settings accept it, such as `512K`.
 fn with_suffix(bytes: usize) -> String {
     let (shift, letter) = binary_unit(bytes);
     format!("{}{letter}", bytes >> shift)
 }
 
-/// Writes a byte count for people, such as `512 KiB`.
+/// Formats a byte count for people, such as `512 KiB`.
 pub(super) fn bytes_text(bytes: usize) -> String {
     match binary_unit(bytes) {
         (_, "") => bytes.to_string(),
@@ -179,7 +183,7 @@ impl Form for Time {
     }
 }
 
-/// Writes a time for people, such as `10 s`.
+/// Formats a time for people, such as `10 s`.
 pub(super) fn time_text(time: Duration) -> String {
     let micros = time.as_micros();
     let units = [(3_600_000_000, "h"), (1_000_000, "s"), (1_000, "ms")];
@@ -213,7 +217,7 @@ impl Form for Microseconds {
     }
 }
 
-/// One of a few words.
+/// One of several words.
 pub(super) struct Choice<T: 'static> {
     pub(super) words: &'static [(&'static str, T)],
 }
@@ -241,7 +245,7 @@ impl<T: Copy + PartialEq + Sync> Form for Choice<T> {
     }
 }
 
-/// A choice of network interfaces.
+/// A selection of network interfaces.
 pub(super) struct Interfaces;
 
 impl Form for Interfaces {
@@ -266,9 +270,64 @@ impl Form for Interfaces {
     }
 }
 
+/// The address of the metrics server, or `off`.
+pub(super) struct Metrics;
+
+impl Form for Metrics {
+    type Value = Option<MetricsAddress>;
+
+    fn read(&self, text: &str) -> Option<Option<MetricsAddress>> {
+        match text {
+            "" | "off" => Some(None),
+            text => text.parse().ok().map(Some),
+        }
+    }
+
+    fn accepts(&self, _: &Option<MetricsAddress>) -> bool {
+        true
+    }
+
+    fn show(&self, value: &Option<MetricsAddress>) -> String {
+        value.map_or_else(|| "off".into(), |address| address.to_string())
+    }
+
+    fn expected(&self) -> String {
+        "off, a port, or an address and a port, such as 9400, 9400-9415, 127.0.0.1:9400 or \
+         [::1]:9400"
+            .into()
+    }
+}
+
+/// A file, or none.
+pub(super) struct OptionalFile;
+
+impl Form for OptionalFile {
+    type Value = Option<PathBuf>;
+
+    fn read(&self, text: &str) -> Option<Option<PathBuf>> {
+        Some(match text {
+            "" | "off" => None,
+            text => Some(text.into()),
+        })
+    }
+
+    fn accepts(&self, _: &Option<PathBuf>) -> bool {
+        true
+    }
+
+    fn show(&self, value: &Option<PathBuf>) -> String {
+        let file = value.as_ref().map(|file| file.display().to_string());
+        file.unwrap_or_else(|| "off".into())
+    }
+
+    fn expected(&self) -> String {
+        "off, or a file such as /tmp/tcpx-%p.json, where %p is the process ID".into()
+    }
+}
+
 /// Text of any length.
 pub(super) struct Text {
-    /// Describes what the text should be.
+    /// Describes the expected text.
     pub(super) what: &'static str,
 }
 
@@ -301,7 +360,7 @@ impl Form for Name {
     type Value = String;
 
     fn parse(&self, text: &str) -> Option<String> {
-        // Spaces around a name are part of it.
+        // Spaces around a name are significant.
         let name = text.to_owned();
         self.accepts(&name).then_some(name)
     }
@@ -323,7 +382,7 @@ impl Form for Name {
     }
 }
 
-/// A congestion control of this kernel, or a word for how to choose one.
+/// A congestion control of this kernel, or a word that selects one.
 pub(super) struct Congestion;
 
 impl Form for Congestion {

@@ -1,4 +1,4 @@
-//! Tests that the documentation says what the rows say.
+//! Tests that the documentation agrees with the rows.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ use super::{Config, ConfigRow};
 const BEGIN: &str = "<!-- settings: generated, do not edit -->\n";
 const END: &str = "<!-- settings: end -->\n";
 
-/// Set to write the table instead of comparing it.
+/// Environment variable that makes the test write the table instead of comparing it.
 const BLESS: &str = "TCPX_BLESS";
 
 fn document(path: &str) -> (PathBuf, String) {
@@ -51,13 +51,13 @@ fn the_reference_table_of_settings_is_current() {
     }
     assert!(
         text[begin..end] == expected,
-        "the table of settings in docs/operations.md is not what the rows in \
-         crates/engine/src/config/rows say; write it anew: \
+        "the table of settings in docs/operations.md differs from the rows in \
+         crates/engine/src/config/rows; regenerate it: \
          {BLESS}=1 cargo test -p tcpx --lib reference_table"
     );
 }
 
-/// The variables of this project in the first cells of a document's tables.
+/// Returns the `TCPX_` variables in the first cells of a document's tables.
 fn variables_in_tables(text: &str) -> impl Iterator<Item = &str> {
     let rows = text.lines().filter(|line| line.starts_with("| `TCPX_"));
     let cells = rows.filter_map(|row| row.split(" |").next());
@@ -77,5 +77,5 @@ fn tables_name_settings_that_exist() {
             found += 1;
         }
     }
-    assert!(found > 20, "{found} variables in tables");
+    assert!(found >= 20, "{found} variables in tables");
 }

@@ -1,9 +1,9 @@
-//! What every setting is made of: a [`Row`] of one type, and [`Setting`], the same for any type.
+//! Parts of a setting: a [`Row`] with a value type, and [`Setting`], which hides the type.
 
 use super::form::Form;
 use super::{ConfigError, ConfigRow, Source, Values};
 
-/// A value with where it came from.
+/// A value with its source.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Held<T> {
     pub(super) value: T,
@@ -12,7 +12,7 @@ pub(super) struct Held<T> {
 
 /// The default of a setting.
 pub(super) enum DefaultValue<T> {
-    /// The same everywhere. The form describes it.
+    /// The same on all machines; formatted by the form.
     Fixed(fn() -> T),
     /// Derived from the machine, or from settings in rows above.
     Derived {
@@ -22,19 +22,20 @@ pub(super) enum DefaultValue<T> {
     },
 }
 
-/// Everything about one setting.
+/// The definition of one setting.
 ///
-/// No other place knows its range or its default: parsing, typed setters, `expected` in errors,
-/// `tcpx config` and the reference table of the documentation are made from the row.
+/// The row is the only place that knows a setting's range and default: parsing, typed setters,
+/// `expected` in errors, `tcpx config` and the reference table in the documentation are derived
+/// from it.
 pub(super) struct Row<F: Form> {
     pub(super) key: &'static str,
     pub(super) variables: &'static [&'static str],
-    /// What the setting does: whole sentences.
+    /// Describes the effect of the setting in complete sentences.
     pub(super) help: fn() -> String,
-    /// What it accepts.
+    /// The accepted values.
     pub(super) form: F,
     pub(super) default: DefaultValue<F::Value>,
-    /// The reason for the default, to follow "default: ".
+    /// Explains the default, as a continuation of "default: ".
     pub(super) why: fn() -> String,
     pub(super) get: fn(&Values) -> &Held<F::Value>,
     pub(super) get_mut: fn(&mut Values) -> &mut Held<F::Value>,
@@ -62,18 +63,18 @@ impl<F: Form> Row<F> {
     }
 }
 
-/// A row of the table, whatever the type of its values.
+/// A row of the table, independent of its value type.
 pub(super) trait Setting: Sync {
-    /// The key, as `Config::set` takes it.
+    /// Returns the key, as `Config::set` accepts it.
     fn key(&self) -> &'static str;
 
-    /// The variables, the one that counts first in front.
+    /// Returns the variables, in order of precedence.
     fn variables(&self) -> &'static [&'static str];
 
-    /// Describes what is accepted.
+    /// Describes the accepted values.
     fn expected(&self) -> String;
 
-    /// Sets the value from text that was found under `name`.
+    /// Sets the value from text found under `name`.
     fn set(
         &self,
         values: &mut Values,
@@ -82,10 +83,10 @@ pub(super) trait Setting: Sync {
         source: Source,
     ) -> Result<(), ConfigError>;
 
-    /// Computes the default again, unless somebody has set the value.
+    /// Recomputes the default, unless the value was set.
     fn derive(&self, values: &mut Values);
 
-    /// The row as users see it.
+    /// Returns the row as shown to users.
     fn describe(&self, values: &Values) -> ConfigRow;
 }
 

@@ -7,7 +7,7 @@ pub(super) use self::moving::*;
 pub(super) use self::network::*;
 use super::row::Setting;
 
-/// All settings. A default may depend on the rows above it.
+/// All settings. A default may depend on rows above its own.
 pub(super) static ROWS: &[&dyn Setting] = &[
     &NAME,
     &LANES,
@@ -33,5 +33,10 @@ pub(super) static ROWS: &[&dyn Setting] = &[
     &SOCKET_BUFFER_BYTES,
     &CONGESTION,
     &LISTEN_PORT,
+    &ADVERTISE,
+    &METRICS,
+    &TOP,
+    &TRACE,
+    &TRACE_BYTES,
     &LOG,
 ];

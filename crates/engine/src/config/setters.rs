@@ -1,15 +1,18 @@
 //! A typed setter for every setting.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tcpx_net::interfaces::InterfaceSelector;
 
 use super::form::Form;
 use super::row::Row;
-use super::{Config, ConfigError, GpuLocality, SameHostKind, StagingKind, TransportKind, rows};
+use super::{
+    Advertise, Config, ConfigError, GpuLocality, MetricsAddress, PortRange, SameHostKind,
+    StagingKind, TransportKind, rows,
+};
 
-/// Typed setters: as [`Config::with`], and with the same errors. Each replaces what the environment
-/// says.
+/// Typed setters: like [`Config::with`], with the same errors. Each overrides the environment.
 impl Config {
     fn put<F: Form>(mut self, row: &Row<F>, value: F::Value) -> Result<Self, ConfigError> {
         row.put(&mut self.values, value)?;
@@ -33,7 +36,7 @@ impl Config {
         self.put(&rows::LANES, lanes)
     }
 
-    /// Sets the most bytes that one lane moves at once.
+    /// Sets the largest number of bytes that one lane moves at once.
     ///
     /// # Errors
     /// The number is out of range.
@@ -41,7 +44,7 @@ impl Config {
         self.put(&rows::CHUNK_BYTES, bytes)
     }
 
-    /// Sets how many chunks are in flight on one lane.
+    /// Sets the number of chunks in flight per lane.
     ///
     /// # Errors
     /// The number is out of range.
@@ -60,36 +63,36 @@ impl Config {
     /// Chooses the interfaces that carry lanes.
     ///
     /// # Errors
-    /// None yet: whether the interfaces are there is found out when a session starts.
+    /// None at present: a session checks at its start whether the interfaces exist.
     pub fn with_interfaces(self, selector: InterfaceSelector) -> Result<Self, ConfigError> {
         self.put(&rows::INTERFACES, selector)
     }
 
-    /// Chooses interfaces to listen on besides those that carry lanes.
+    /// Chooses interfaces to listen on in addition to the interfaces that carry lanes.
     ///
     /// # Errors
-    /// None yet: whether the interfaces are there is found out when a session starts.
+    /// None at present: a session checks at its start whether the interfaces exist.
     pub fn with_control_interface(self, selector: InterfaceSelector) -> Result<Self, ConfigError> {
         self.put(&rows::CONTROL_INTERFACE, selector)
     }
 
-    /// Chooses how bytes travel.
+    /// Chooses the transport that carries bytes.
     ///
     /// # Errors
-    /// None yet.
+    /// None at present.
     pub fn with_transport(self, transport: TransportKind) -> Result<Self, ConfigError> {
         self.put(&rows::TRANSPORT, transport)
     }
 
-    /// Names the NCCL net plugin to load, by a path or a name; empty means `libnccl-net.so`.
+    /// Names the NCCL net plugin to load, by path or name; empty means `libnccl-net.so`.
     ///
     /// # Errors
-    /// None yet: whether the plugin can be loaded is found out when a session starts.
+    /// None at present: a session loads the plugin at its start.
     pub fn with_plugin(self, plugin: impl Into<String>) -> Result<Self, ConfigError> {
         self.put(&rows::PLUGIN, plugin.into())
     }
 
-    /// Sets the version of the plugin API to use; 0 takes the newest.
+    /// Sets the version of the plugin API to use; 0 selects the newest.
     ///
     /// # Errors
     /// There is no such version.
@@ -108,12 +111,12 @@ impl Config {
     /// Chooses which memory passes through pinned staging.
     ///
     /// # Errors
-    /// None yet.
+    /// None at present.
     pub fn with_staging(self, staging: StagingKind) -> Result<Self, ConfigError> {
         self.put(&rows::STAGING, staging)
     }
 
-    /// Sets the most host memory that is pinned for staging.
+    /// Sets the limit for host memory pinned for staging.
     ///
     /// # Errors
     /// The number is out of range.
@@ -121,7 +124,7 @@ impl Config {
         self.put(&rows::STAGING_BYTES, bytes)
     }
 
-    /// Sets the memory that is taken on each GPU; 0 takes none.
+    /// Sets the memory reserved on each GPU; 0 reserves none.
     ///
     /// # Errors
     /// The number is out of range.
@@ -132,12 +135,12 @@ impl Config {
     /// Chooses whether transfers of GPU memory stay near the GPU.
     ///
     /// # Errors
-    /// None yet.
+    /// None at present.
     pub fn with_gpu_locality(self, locality: GpuLocality) -> Result<Self, ConfigError> {
         self.put(&rows::GPU_LOCALITY, locality)
     }
 
-    /// Sets the most memory that peers can make the session keep for them.
+    /// Sets the limit for memory that the session keeps on behalf of peers.
     ///
     /// # Errors
     /// The number is out of range.
@@ -145,7 +148,7 @@ impl Config {
         self.put(&rows::QUEUE_BYTES, bytes)
     }
 
-    /// Sets how long a peer with work outstanding may make no progress.
+    /// Sets how long a peer with outstanding work may make no progress.
     ///
     /// # Errors
     /// The time is out of range.
@@ -161,7 +164,7 @@ impl Config {
         self.put(&rows::CONNECT_TIMEOUT, time)
     }
 
-    /// Sets the most connections that are accepted from sessions whose connection info is not loaded.
+    /// Sets the limit for connections accepted from sessions whose connection info is not loaded.
     ///
     /// # Errors
     /// The number is out of range.
@@ -169,7 +172,7 @@ impl Config {
         self.put(&rows::MAX_CONNECTIONS, connections)
     }
 
-    /// Sets the most connections that are accepted from one session.
+    /// Sets the limit for connections accepted from one session.
     ///
     /// # Errors
     /// The number is out of range.
@@ -201,18 +204,61 @@ impl Config {
         self.put(&rows::CONGESTION, name.into())
     }
 
-    /// Sets the port to listen on; 0 takes a free one.
+    /// Sets the port to listen on, or a range of which a free port is taken; 0 takes any free port.
     ///
     /// # Errors
-    /// None yet: whether the port is free is found out when a session starts.
-    pub fn with_listen_port(self, port: u16) -> Result<Self, ConfigError> {
-        self.put(&rows::LISTEN_PORT, port)
+    /// None at present: a session binds the port at its start.
+    pub fn with_listen_port(self, ports: impl Into<PortRange>) -> Result<Self, ConfigError> {
+        self.put(&rows::LISTEN_PORT, ports.into())
     }
 
-    /// Chooses what is logged: a level or a filter.
+    /// Sets the addresses and names that peers connect to.
+    ///
+    /// # Errors
+    /// None at present: a session checks at its start whether mapped ports match `listen_port`.
+    pub fn with_advertise(self, places: Advertise) -> Result<Self, ConfigError> {
+        self.put(&rows::ADVERTISE, places)
+    }
+
+    /// Serves statistics at this address.
+    ///
+    /// # Errors
+    /// None at present: a session binds the port at its start.
+    pub fn with_metrics(
+        self,
+        address: impl Into<Option<MetricsAddress>>,
+    ) -> Result<Self, ConfigError> {
+        self.put(&rows::METRICS, address.into())
+    }
+
+    /// Sets the file that events are recorded to, or none.
+    ///
+    /// # Errors
+    /// None yet: a session that starts finds out whether the file can be written.
+    pub fn with_trace(self, file: impl Into<Option<PathBuf>>) -> Result<Self, ConfigError> {
+        self.put(&rows::TRACE, file.into())
+    }
+
+    /// Sets the limit for the bytes of that file.
+    ///
+    /// # Errors
+    /// The number is out of range.
+    pub fn with_trace_bytes(self, bytes: usize) -> Result<Self, ConfigError> {
+        self.put(&rows::TRACE_BYTES, bytes)
+    }
+
+    /// Sets whether `tcpx top` shows the session.
     ///
     /// # Errors
     /// None yet.
+    pub fn with_top(self, top: bool) -> Result<Self, ConfigError> {
+        self.put(&rows::TOP, top)
+    }
+
+    /// Sets the log filter: a level or a filter expression.
+    ///
+    /// # Errors
+    /// None at present.
     pub fn with_log(self, filter: impl Into<String>) -> Result<Self, ConfigError> {
         self.put(&rows::LOG, filter.into())
     }

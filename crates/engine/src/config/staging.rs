@@ -1,12 +1,13 @@
-//! Fixed sizes of staging, which settings and their texts follow from.
+//! Fixed sizes of staging, from which settings and their texts are derived.
 
-/// Slots that each half of a lane holds at most: one at the socket, one at the device, and one so that neither waits
-/// for the other.
+/// Limits the slots per half of a lane: one at the socket, one at the device, and one so that
+/// neither waits for the other.
 pub(crate) const DEPTH: usize = 3;
 
-/// How many times as long chunks of a device's memory are as others. Each costs calls of the driver at both ends, and
-/// a change of hands.
+/// Factor by which chunks of device memory are longer. Each chunk costs driver calls and a thread
+/// hand-over at both ends.
 pub(crate) const CHUNK_FACTOR: usize = 2;
 
-/// Larger slots gain nothing but take memory; smaller ones cost as shorter chunks do.
+/// Limits the size of a slot. Larger slots only take memory; smaller slots cost as much per byte as
+/// shorter chunks.
 pub(crate) const MAX_SLOT_BYTES: usize = 2 << 20;

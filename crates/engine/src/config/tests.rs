@@ -25,7 +25,7 @@ fn the_environment_overrides_defaults_and_is_remembered() {
 }
 
 #[test]
-fn older_names_count_only_where_the_new_one_is_unset() {
+fn older_names_apply_only_if_the_new_name_is_unset() {
     assert_eq!(from(&[("UCCL_TCPX_NUM_CHANNELS", "5")]).unwrap().lanes(), 5);
     let both = from(&[("TCPX_LANES", "2"), ("UCCL_TCPX_NUM_CHANNELS", "5")]).unwrap();
     assert_eq!(both.lanes(), 2);
@@ -68,7 +68,7 @@ fn workers_follow_lanes_until_they_are_set() {
 }
 
 #[test]
-fn every_default_can_be_set_again_from_what_it_shows() {
+fn every_displayed_default_can_be_set() {
     let mut config = Config::defaults();
     for row in Config::defaults().rows() {
         config
@@ -95,7 +95,7 @@ fn a_variable_that_is_not_utf8_is_an_error() {
 }
 
 #[test]
-fn ranges_end_where_they_say() {
+fn ranges_end_at_their_documented_limits() {
     for (key, outside, inside) in [
         ("lanes", ["0", "65"], ["1", "64"]),
         ("chunk_bytes", ["16383", "268435457"], ["16K", "256M"]),
@@ -118,6 +118,8 @@ fn ranges_end_where_they_say() {
         ("socket_buffer_bytes", ["1", "4095"], ["0", "4K"]),
         ("socket_buffer_bytes", ["-1", "1073741825"], ["4096", "1G"]),
         ("listen_port", ["-1", "65536"], ["0", "65535"]),
+        ("listen_port", ["2-1", "0-9"], ["1-65535", "18000-18015"]),
+        ("advertise", ["0.0.0.0", "a:0"], ["", "+node:30000-30015"]),
     ] {
         for value in outside {
             assert!(
@@ -131,7 +133,7 @@ fn ranges_end_where_they_say() {
     }
 }
 
-/// A value set by a typed setter, and the same by its text.
+/// A key, its value as text, and the typed setter for the same value.
 type Both = (
     &'static str,
     &'static str,
@@ -139,8 +141,8 @@ type Both = (
 );
 
 #[test]
-fn typed_setters_do_what_strings_do() {
-    let good: [Both; 25] = [
+fn typed_setters_match_text_setters() {
+    let good: [Both; 30] = [
         ("name", " a name ", |c| c.with_name(" a name ")),
         ("lanes", "3", |c| c.with_lanes(3)),
         ("chunk_bytes", "65536", |c| c.with_chunk_bytes(64 << 10)),
@@ -183,6 +185,17 @@ fn typed_setters_do_what_strings_do() {
         }),
         ("congestion", "system", |c| c.with_congestion("system")),
         ("listen_port", "700", |c| c.with_listen_port(700)),
+        ("advertise", "+node:7", |c| {
+            c.with_advertise("+node:7".parse().unwrap())
+        }),
+        ("metrics", "127.0.0.1:9400", |c| {
+            c.with_metrics("9400".parse::<MetricsAddress>().ok())
+        }),
+        ("top", "off", |c| c.with_top(false)),
+        ("trace", "/tmp/t-%p.json", |c| {
+            c.with_trace(PathBuf::from("/tmp/t-%p.json"))
+        }),
+        ("trace_bytes", "1048576", |c| c.with_trace_bytes(1 << 20)),
         ("log", "debug", |c| c.with_log("debug")),
     ];
     let mut keys: Vec<_> = good.iter().map(|(key, ..)| *key).collect();
@@ -230,7 +243,7 @@ fn typed_setters_do_what_strings_do() {
 }
 
 #[test]
-fn plugins_have_more_time_to_connect_unless_it_is_set() {
+fn plugins_have_a_longer_connect_timeout_by_default() {
     let config = Config::defaults()
         .with_transport(TransportKind::Plugin)
         .unwrap();
@@ -244,7 +257,7 @@ fn plugins_have_more_time_to_connect_unless_it_is_set() {
 }
 
 #[test]
-fn every_way_has_a_lane_unless_their_number_is_set() {
+fn every_path_has_a_lane_unless_the_number_is_set() {
     let mut config = Config::defaults();
     let usual = config.lanes();
     assert_eq!(config.lanes_for(0), usual);
@@ -252,12 +265,12 @@ fn every_way_has_a_lane_unless_their_number_is_set() {
     assert_eq!(config.lanes_for(1000), MAX_LANES);
     let set = config.clone().with_lanes(1).unwrap();
     assert_eq!(set.lanes_for(5), 1);
-    // A GPU that uses a part of them has as many lanes there as it would have over all.
+    // A GPU that uses some of the interfaces has as many lanes there as over all of them.
     assert_eq!(config.lanes_over(4, 1), usual.max(4));
     assert_eq!(config.lanes_over(2, 3), (3 * usual).min(MAX_LANES));
     assert_eq!(config.lanes_over(100, 2), MAX_LANES);
     assert_eq!(set.lanes_over(4, 4), 1);
-    // Within a machine there are no pairs of interfaces.
+    // Connections within a machine have no pairs of interfaces.
     assert_eq!(config.lanes_over(0, 4), usual);
     let workers = config.workers();
     config.raise_lanes(usual + 1);
@@ -289,6 +302,37 @@ fn texts_follow_the_constants() {
         help.contains(&format!("{factor} times as many for GPU")),
         "{help}"
     );
+}
+
+#[test]
+fn metrics_are_served_on_loopback_by_default() {
+    for (text, shown) in [
+        ("", "off"),
+        ("off", "off"),
+        ("0", "127.0.0.1:0"),
+        ("9400", "127.0.0.1:9400"),
+        ("9400-9415", "127.0.0.1:9400-9415"),
+        ("0.0.0.0:1", "0.0.0.0:1"),
+        ("[::1]:9400-9401", "[::1]:9400-9401"),
+    ] {
+        let config = Config::defaults().with("metrics", text).unwrap();
+        let rows = config.rows();
+        let row = rows.iter().find(|row| row.key == "metrics").unwrap();
+        assert_eq!(row.value, shown, "{text}");
+    }
+    for text in [
+        "x",
+        "65536",
+        "9-8",
+        "::1",
+        "::1:80",
+        "[::1]",
+        "1.2.3.4",
+        "[1.2.3.4]:1",
+        "1-",
+    ] {
+        assert!(Config::defaults().with("metrics", text).is_err(), "{text}");
+    }
 }
 
 proptest! {

@@ -1,13 +1,15 @@
-//! The control thread: everything that is not data. It accepts and makes connections, runs their handshakes, takes dead
-//! connections apart and notices peers that have gone silent. It never blocks on a peer, and sleeps while there is
-//! nothing to do.
+//! The control thread, which handles everything except for data. It accepts and makes connections,
+//! runs their handshakes, takes dead connections apart and detects silent peers. It never blocks on
+//! a peer, and sleeps while there is nothing to do.
 
 mod admission;
+mod announce;
 mod comms;
 mod dial;
 mod listen;
 mod neighbours;
 mod rejoin;
+mod resolve;
 mod strangers;
 
 use std::collections::HashMap;
@@ -25,27 +27,34 @@ use crate::log::limited;
 use crate::peers::{Command, SessionCore};
 use crate::sync::{Mutex, Rank};
 
-/// How long an accepted connection may take to prove itself, and a connection to have all its lanes.
+/// Limits how long an accepted connection may take to prove itself,
+/// and a connection to have all its lanes.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 
-/// How often links with work outstanding are looked at, at the least.
+/// Longest interval between checks of links with outstanding work.
 const LONGEST_TICK: Duration = Duration::from_millis(250);
 
-/// The thread's own state.
+/// State of the control thread.
+///
+/// [`ControlLoop::run`] repeats these steps: handle the commands of the mailbox, do the work that is
+/// due ([`ControlLoop::tick`]), sleep in the poller, handle its events, accept new connections. Only
+/// this thread accepts, dials, recovers lanes and takes links apart, and it begins each step
+/// without a lock.
 pub(crate) struct ControlLoop {
     core: Arc<SessionCore>,
     workers: Arc<Workers>,
-    /// The plugin that carries payload, if one does.
+    /// The plugin that carries payload, if any.
     net: Option<Arc<Net>>,
-    /// What is said about it in handshakes.
+    /// The features to offer in handshakes.
     offer: Offer,
-    /// Connections whose comms were set up, by threads of their own.
+    /// Connections whose comms were set up, by separate threads.
     plugged: Arc<Mutex<Vec<comms::Plugged>>>,
     poller: Poller,
     listeners: Vec<Listener>,
     incoming: listen::Incoming,
     dialing: dial::Dialing,
     rejoins: rejoin::Rejoins,
+    resolving: resolve::Resolving,
     neighbours: neighbours::Neighbours,
     next_token: u64,
     next_tick: Option<Instant>,
@@ -75,6 +84,7 @@ impl ControlLoop {
             incoming: listen::Incoming::new(),
             dialing: dial::Dialing::default(),
             rejoins: rejoin::Rejoins::default(),
+            resolving: resolve::Resolving::new(),
             neighbours: neighbours::Neighbours::default(),
             next_tick: None,
         };
@@ -87,7 +97,7 @@ impl ControlLoop {
         Ok(control)
     }
 
-    /// The thread.
+    /// Runs the thread.
     pub(crate) fn run(mut self) {
         let mut events = Vec::new();
         let mut listening = Vec::new();
@@ -118,7 +128,12 @@ impl ControlLoop {
             }
             let timeout = self.tick();
             if let Err(error) = self.poller.wait(&mut events, timeout) {
-                limited!(ERROR, %error, "the control thread cannot wait");
+                limited!(
+                    ERROR,
+                    %error,
+                    remedy = "raise the limit of open files (ulimit -n); where that is not it, restart the process",
+                    "the control thread cannot wait"
+                );
                 std::thread::sleep(Duration::from_millis(10));
             }
             for event in events.drain(..) {
@@ -135,21 +150,22 @@ impl ControlLoop {
                     self.dial_ready(token);
                 }
             }
-            // Last: who is here already goes before who comes.
+            // Last, so that existing connections come before new ones.
             for listener in listening.drain(..) {
                 self.accept(listener);
             }
         }
     }
 
-    /// Does what is due and returns how long the thread may sleep.
+    /// Does the work that is due; returns how long the thread may sleep.
     fn tick(&mut self) -> Option<Duration> {
         let now = Instant::now();
         self.expire_incoming(now);
+        self.expire_resolving(now);
         self.expire_dials(now);
         self.expire_rejoins(now);
         self.expire_neighbours(now);
-        // Said before the look: work that starts after it wakes us.
+        // Set before the check: work that starts after it wakes this thread.
         self.core.parts.control.set_dozing(true);
         let limit = self.core.context().config.peer_timeout();
         if self.next_tick.is_none_or(|at| now >= at) {
@@ -169,6 +185,7 @@ impl ControlLoop {
             self.incoming.deadline(),
             self.dialing.deadline(),
             self.rejoins.deadline(),
+            self.resolving.deadline(),
             self.neighbours.deadline(),
         ];
         let first = deadlines.into_iter().flatten().min()?;
@@ -187,7 +204,8 @@ impl ControlLoop {
     fn shut_down(&mut self) {
         self.listeners.clear();
         self.abandon_dials(&Error::Closed);
-        // Connections that were killed while the session closed.
+        self.resolving.abandon(&Error::Closed);
+        // Includes connections that were ended while the session closed.
         for command in self.core.parts.control.close() {
             match command {
                 Command::Reap(link) => link.reap(),
@@ -198,14 +216,14 @@ impl ControlLoop {
     }
 }
 
-/// Bytes of a handshake that are not dealt with yet.
+/// Unprocessed bytes of a handshake.
 #[derive(Default)]
 struct Inbound {
     bytes: Vec<u8>,
 }
 
 impl Inbound {
-    /// Reads what is there, never past what a handshake may have.
+    /// Reads available bytes, up to the longest handshake.
     fn read(&mut self, stream: &Stream) -> std::io::Result<()> {
         let mut buffer = [0; MAX_HANDSHAKE_BYTES];
         let room = MAX_HANDSHAKE_BYTES.saturating_sub(self.bytes.len());
@@ -219,7 +237,7 @@ impl Inbound {
     }
 }
 
-/// Sends a handshake message; it is far smaller than any send buffer.
+/// Sends a handshake message, which is far smaller than any send buffer.
 fn send_all(stream: &Stream, bytes: &[u8]) -> std::io::Result<()> {
     let sent = stream.send(bytes, &[], Cursor::default())?;
     if sent == bytes.len() {

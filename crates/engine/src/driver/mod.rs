@@ -1,10 +1,12 @@
-//! The threads of a session: who calls what, and when.
+//! The threads of a session.
 //!
-//! [`worker`] threads drive lanes. The [`control`] thread does everything that is not data: it accepts
-//! and makes connections, takes dead links apart and notices peers that have gone silent.
+//! [`worker`] threads drive lanes. The [`control`] thread handles everything except for data: it
+//! accepts and makes connections, takes dead links apart and detects silent peers.
 
 mod addresses;
+mod calls;
 mod control;
+mod listening;
 mod seat;
 mod worker;
 mod workers;
@@ -18,8 +20,11 @@ use tcpx_net::topology::SYSFS;
 use tcpx_proto::handshake::Identity;
 use tcpx_proto::info::{ConnectionInfo, Name, Secret, SessionId};
 
-use self::addresses::{choose_interfaces, lane_addresses, listen, socket_options};
+use self::addresses::{
+    choose_interfaces, interface_names, lane_addresses, published, socket_options,
+};
 use self::control::ControlLoop;
+use self::listening::listen;
 use self::seat::Seat;
 use self::worker::PLUGIN_SPIN;
 use self::workers::Workers;
@@ -30,12 +35,16 @@ use crate::link::desk::Desk;
 use crate::link::{Context, Control};
 use crate::memory::{Nearness, Registry, Staging};
 use crate::peers::{Crew, Mailbox, Parts, SessionCore};
+use crate::trace::Trace;
 
 /// Makes a session and starts its threads.
-pub(crate) fn start(mut config: Config) -> Result<(Arc<SessionCore>, Vec<JoinHandle<()>>), Error> {
+pub(crate) fn start(
+    mut config: Config,
+    trace: &Trace,
+) -> Result<(Arc<SessionCore>, Vec<JoinHandle<()>>), Error> {
     let chosen = choose_interfaces(&config)?;
     let nearness = Nearness::new(&config, chosen.data(), Path::new(SYSFS));
-    let staging = Staging::new(&config, nearness);
+    let staging = Staging::new(&config, nearness, trace);
     let net = match config.transport() {
         TransportKind::Tcp => None,
         TransportKind::Plugin => Some(Net::open(&config, &staging)?),
@@ -44,30 +53,36 @@ pub(crate) fn start(mut config: Config) -> Result<(Arc<SessionCore>, Vec<JoinHan
         // Each network device has a lane.
         config.raise_lanes(net.devices());
     }
-    let (listeners, addresses) = listen(&chosen, &config, &socket_options(&config))?;
+    let local_addresses = lane_addresses(&chosen);
+    let options = socket_options(&config);
+    let (listeners, addresses) = listen(&local_addresses, config.listen_port(), &options)?;
     let identity = new_identity(&config)?;
-    let info = ConnectionInfo::new(
+    let (told, names) = published(&config, &addresses)?;
+    let info = ConnectionInfo::with_names(
         identity.name.clone(),
         identity.id,
         identity.secret.clone(),
-        addresses.clone(),
+        told,
+        names,
     )
     .map_err(Error::BadConnectionInfo)?;
     let no_poller = |error| Error::io("cannot make a poller", error);
     let poller = Poller::new().map_err(no_poller)?;
-    let workers = Workers::new(config.workers()).map_err(no_poller)?;
+    let workers = Workers::new(config.workers(), trace).map_err(no_poller)?;
     let mailbox = Arc::new(Mailbox::new(&poller));
     let slow_connect = net.as_ref().map(|_| config.connect_timeout());
     let control = Arc::clone(&mailbox) as Arc<dyn Control>;
     let callers = Arc::clone(&workers);
     let desk = Desk::new(Box::new(move |count| callers.wake(count)));
-    let context = Context::new(config, Registry::new(random()?), staging, control, desk);
+    let registry = Registry::new(random()?);
+    let context = Context::new(config, registry, staging, control, desk, trace);
     let core = SessionCore::new(Parts {
         context,
         identity,
         control: mailbox,
         crew: Arc::clone(&workers) as Arc<dyn Crew>,
-        local_addresses: lane_addresses(&chosen),
+        local_addresses,
+        interface_names: interface_names(&chosen),
         addresses,
         info: info.encode(),
         slow_connect,

@@ -1,5 +1,5 @@
-//! Where a worker runs: on the NUMA node of the GPU, its pinned memory and its interfaces, where all
-//! in use share one; anywhere otherwise.
+//! Placement of a worker thread: on the NUMA node of the GPU, its pinned memory and its interfaces,
+//! if all in use share one node; otherwise anywhere.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use crate::memory::Nearness;
 /// The CPUs of one worker thread.
 pub(super) struct Seat {
     nearness: Arc<Nearness>,
-    /// How many threads share a node: with fewer CPUs than that they stay where they are.
+    /// Number of threads that share a node: with fewer CPUs than this, threads stay where they are.
     threads: usize,
-    /// The node that the thread was last put on.
+    /// The node on which the thread was last placed.
     node: Option<u32>,
-    /// The CPUs that it had before.
+    /// The CPUs that the thread had before.
     home: Option<Cpus>,
 }
 
@@ -29,7 +29,8 @@ impl Seat {
         }
     }
 
-    /// Moves the calling thread, the one of the seat, if it belongs elsewhere since the last call.
+    /// Moves the calling thread, which must be the seat's thread,
+    /// if its node has changed since the last call.
     #[inline]
     pub(super) fn follow(&mut self) {
         let node = self.nearness.node();
@@ -68,7 +69,7 @@ mod tests {
     use crate::Config;
     use crate::memory::nearness_tests::{GPUS, nics, two_sockets};
 
-    /// The first of the CPUs that this thread may use.
+    /// Returns the first CPU that this thread may use.
     fn first_cpu() -> usize {
         let status = fs::read_to_string("/proc/thread-self/status").unwrap();
         let list = status
@@ -78,8 +79,8 @@ mod tests {
         first.unwrap().parse().unwrap()
     }
 
-    /// Puts a thread on the second node, with this list of CPUs, and then has a GPU of the first in
-    /// use too. Returns how many CPUs it had before, between and after.
+    /// Places a thread on the second node, with this list of CPUs, and then uses a GPU of the first
+    /// node as well. Returns the number of its CPUs before, in between and after.
     fn counts(cpulist: &str, threads: usize) -> [usize; 3] {
         let tree = two_sockets();
         let node = tree.path().join("devices/system/node/node1");
@@ -109,15 +110,15 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_runs_on_the_node_of_the_gpus_while_that_is_one() {
+    fn worker_runs_on_the_gpus_node_while_there_is_only_one() {
         let [before, between, after] = counts(&first_cpu().to_string(), 1);
         assert_eq!((between, after), (1, before));
     }
 
     #[test]
-    fn a_node_without_enough_cpus_is_left_alone() {
+    fn node_with_too_few_cpus_is_not_used() {
         let one = first_cpu().to_string();
-        // Too few, none that may be used, none at all.
+        // Too few CPUs, none that may be used, none at all.
         for (cpulist, threads) in [(one.as_str(), 2), ("1023", 1), ("", 1)] {
             let [before, between, after] = counts(cpulist, threads);
             assert_eq!((between, after), (before, before), "{cpulist}");

@@ -1,9 +1,9 @@
-//! Worker threads: they drive lanes when nobody else does, and sleep in the kernel when there is nothing
-//! to do.
+//! Worker threads: they drive lanes that no caller drives, and sleep in the kernel when there is
+//! nothing to do.
 //!
 //! A worker that finds work keeps looking for more for a short while (`spin`), because waking a
-//! thread costs the peer more than looking costs us. A lane that a caller is driving by polling is
-//! left to that caller: the worker only checks once a millisecond that somebody still does.
+//! thread costs the peer more than looking costs us. A lane that a caller drives by polling is left
+//! to that caller: the worker only checks once per millisecond that the caller still does.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,43 +12,45 @@ use std::time::{Duration, Instant};
 
 use tcpx_net::{Event, Poller, Stream, Waker};
 
+use super::calls::Calls;
 use super::seat::Seat;
 use crate::link::desk::{Desk, Step};
 use crate::link::{Caller, Drive, Driven};
 use crate::log::limited;
 use crate::sync::{Mutex, Rank};
+use crate::trace::{Kind, Record, Trace};
 
-/// How often a worker looks whether a lane that a caller drove is still being driven.
+/// Interval at which a worker checks whether a caller still drives a lane.
 const WATCH: Duration = Duration::from_millis(1);
 
-/// How soon a worker looks again for the end of a device's copies, or at a plugin, once it no longer spins: nothing
-/// would wake it.
+/// Interval at which a worker polls device copies or a plugin once it no longer spins:
+/// nothing would wake it.
 const STAGING_LOOK: Duration = Duration::from_micros(50);
 
-/// How long a worker looks at a plugin that has messages in hand, where that is longer than it would spin: many move
-/// bytes only when they are asked whether they have.
+/// Minimum spin time of a worker for a plugin with outstanding messages: many plugins move bytes
+/// only when they are polled.
 pub(super) const PLUGIN_SPIN: Duration = Duration::from_micros(500);
 
-/// Fruitless looks in a row after which a worker gives way once. Few: on a small machine the one that
-/// has to move next is often waiting for this very core, and elsewhere a yield costs less than a look.
+/// Fruitless polls in a row after which a worker yields once. Few: on a small machine the thread
+/// that has to run next often waits for this core, and elsewhere a yield costs less than a poll.
 const PATIENT_LOOKS: u32 = 4;
 
-/// One worker thread's share of the lanes.
+/// One worker thread and its lanes.
+///
+/// [`Worker::run`] drives the lanes that were called or that the kernel reports. Other threads use
+/// the worker as a [`Caller`]: `add` a lane once, `call` it when there is work that the kernel does
+/// not report, `remove` it at the end. No call is lost while the worker falls asleep ([`Calls`]).
 pub(crate) struct Worker {
     poller: Poller,
     waker: Waker,
     lanes: Mutex<HashMap<u64, LaneRef>>,
-    /// Lanes that somebody wants driven now.
-    called: Mutex<Vec<u64>>,
-    /// Whether there are such lanes. Set before the worker is woken, so that one which is about to sleep
-    /// either sees it or is woken.
-    has_calls: AtomicBool,
-    /// How many lanes there are.
+    /// Lanes that are requested to be driven now.
+    calls: Calls,
+    /// Number of lanes.
     lane_count: AtomicUsize,
     next_token: AtomicU64,
-    /// Whether the thread is (about to be) asleep and must be woken by a call.
-    asleep: AtomicBool,
     stop: AtomicBool,
+    trace: Trace,
 }
 
 #[derive(Clone)]
@@ -58,33 +60,32 @@ struct LaneRef {
     attended: u64,
 }
 
-/// A lane that the worker is driving or watching.
+/// A lane that the worker drives or watches.
 struct Active {
     token: u64,
     lane: LaneRef,
-    /// The caller's count when the worker last looked.
+    /// The callers' count at the worker's last check.
     attended: u64,
 }
 
 impl Worker {
-    pub(crate) fn new() -> std::io::Result<Arc<Self>> {
+    pub(crate) fn new(trace: &Trace) -> std::io::Result<Arc<Self>> {
         let poller = Poller::new()?;
         Ok(Arc::new(Self {
             waker: poller.waker(),
             poller,
             lanes: Mutex::new(Rank::Worker, HashMap::new()),
-            called: Mutex::new(Rank::Worker, Vec::new()),
-            has_calls: AtomicBool::new(false),
+            calls: Calls::new(),
             lane_count: AtomicUsize::new(0),
             next_token: AtomicU64::new(0),
-            asleep: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            trace: trace.clone(),
         }))
     }
 
     /// Makes the worker look for work.
     pub(crate) fn wake(&self) {
-        if self.asleep.swap(false, Ordering::SeqCst) {
+        if self.calls.rouse() {
             self.waker.wake();
         }
     }
@@ -94,8 +95,8 @@ impl Worker {
         self.waker.wake();
     }
 
-    /// The thread. One for bulk also copies what waits at the `desk`. `has_company` says whether
-    /// others are at work whom spinning would take a core from.
+    /// Runs the thread. A bulk worker also copies the runs at the `desk`. `has_company` tells
+    /// whether other threads are busy that would lose a core to spinning.
     pub(crate) fn run(
         &self,
         desk: Option<&Desk>,
@@ -151,9 +152,9 @@ impl Worker {
             }
             let is_copying = copied == Step::UnderWay;
             let staging = is_copying || driven.iter().any(|active| active.lane().is_staging());
-            // A full send buffer empties in steps that are worth a sleep; asking meanwhile only takes
-            // the socket's lock from those who empty it. So does a large payload from afar. Anything
-            // else that arrives is worth looking for.
+            // A full send buffer empties in steps that are worth a sleep; polling meanwhile only
+            // takes the socket's lock from the threads that empty it. The same holds for a large
+            // payload from another machine. Other arrivals are worth polling for.
             let is_slow = |lane: &dyn Driven| lane.is_blocked() || lane.is_worth_a_sleep();
             let slow = driven.iter().all(|active| is_slow(active.lane()));
             let patience = if staging { staging_spin } else { spin };
@@ -173,11 +174,11 @@ impl Worker {
                 continue;
             }
             self.rest(&mut driven);
-            self.asleep.store(true, Ordering::SeqCst);
-            // What is left has something to send, or a copy under way.
+            self.calls.doze();
+            // The remaining lanes have something to send, or a copy in flight.
             let dirty = driven.iter().any(|active| !active.lane().is_staging());
             let has_copies = !is_copying && desk.is_some_and(Desk::is_busy);
-            let timeout = if self.has_calls() || has_copies || dirty {
+            let timeout = if self.calls.is_waiting() || has_copies || dirty {
                 Some(Duration::ZERO)
             } else if !driven.is_empty() || is_copying {
                 Some(STAGING_LOOK)
@@ -187,23 +188,18 @@ impl Worker {
                 Some(WATCH)
             };
             self.collect(&mut events, &mut driven, &mut watched, timeout);
-            self.asleep.store(false, Ordering::SeqCst);
+            self.calls.rise();
             seat.follow();
-            // Looking for the end of a copy is no reason to spin.
-            if timeout != Some(STAGING_LOOK) || self.has_calls() {
+            // Polling for the end of a copy is no reason to spin.
+            if timeout != Some(STAGING_LOOK) || self.calls.is_waiting() {
                 last_progress = Instant::now();
             }
         }
     }
 
-    /// Moves the lanes that were called for to the driven ones.
+    /// Moves the called lanes to the driven ones.
     fn take_calls(&self, driven: &mut Vec<Active>, watched: &mut Vec<Active>) {
-        // Looked at first: this is asked again and again.
-        if !self.has_calls() || !self.has_calls.swap(false, Ordering::SeqCst) {
-            return;
-        }
-        let called = std::mem::take(&mut *self.called.lock());
-        for token in called {
+        for token in self.calls.take() {
             if driven.iter().any(|a| a.token == token) {
                 continue;
             }
@@ -217,30 +213,27 @@ impl Worker {
         }
     }
 
-    fn has_calls(&self) -> bool {
-        self.has_calls.load(Ordering::SeqCst)
-    }
-
-    /// A lane that somebody called for: driven whether or not a caller drives it too.
+    /// Returns a called lane, which is driven even if a caller drives it as well.
     fn active(&self, token: u64) -> Option<Active> {
         let lane = self.lanes.lock().get(&token).cloned()?;
         let attended = lane.driven.attended();
         Some(Active::new(token, attended, lane))
     }
 
-    /// Stops driving the lanes that have nothing to do: from now on the kernel says when they have. Lanes
-    /// that got something to send in the meantime stay.
+    /// Stops driving idle lanes: from now on the kernel reports when they have work. Lanes that got
+    /// something to send in the meantime stay.
     fn rest(&self, driven: &mut Vec<Active>) {
         driven.retain(|active| {
             let lane = active.lane();
-            // Before the looks below: whoever leaves the lane unfinished after them calls.
+            // Before the checks below: a caller that leaves the lane
+            // unfinished after them calls the worker.
             lane.take_care(false);
             lane.prepare_sleep();
             if let Some(entry) = self.lanes.lock().get_mut(&active.token) {
                 entry.attended = active.attended;
             }
             let armed = match (lane.is_paused(), lane.is_blocked()) {
-                // Whoever ends the pause calls.
+                // The thread that ends the pause calls the worker.
                 (true, false) => Ok(()),
                 (true, true) => self.poller.arm_for_writing(lane.stream(), active.token),
                 (false, is_blocked) => self.poller.arm(lane.stream(), active.token, is_blocked),
@@ -249,7 +242,7 @@ impl Worker {
                 // The connection has ended and was removed.
                 return false;
             }
-            // Whoever adds work after this look calls the worker; whoever added it before is seen.
+            // A thread that adds work after this check calls the worker; work added before is seen.
             let stays = (lane.is_dirty() && !lane.is_blocked()) || lane.is_staging();
             if stays {
                 lane.take_care(true);
@@ -258,7 +251,7 @@ impl Worker {
         });
     }
 
-    /// Waits for the kernel to report lanes. Those that a caller has driven since the worker left
+    /// Waits for the kernel to report lanes. Lanes that a caller has driven since the worker left
     /// them are only watched.
     fn collect(
         &self,
@@ -268,8 +261,19 @@ impl Worker {
         timeout: Option<Duration>,
     ) {
         events.clear();
-        if let Err(error) = self.poller.wait(events, timeout) {
-            limited!(ERROR, %error, "a worker cannot wait for its lanes");
+        let asleep = match timeout {
+            Some(Duration::ZERO) => None,
+            _ => self.trace.start(),
+        };
+        let waited = self.poller.wait(events, timeout);
+        self.trace.span(asleep, || Record::new(Kind::Sleep));
+        if let Err(error) = waited {
+            limited!(
+                ERROR,
+                %error,
+                remedy = "raise the limit of open files (ulimit -n); where that is not it, restart the process",
+                "a worker cannot wait for its lanes"
+            );
             std::thread::sleep(WATCH);
         }
         for event in events.drain(..) {
@@ -316,21 +320,17 @@ impl Caller for Worker {
     }
 
     fn call(&self, token: u64) {
-        let mut called = self.called.lock();
-        if !called.contains(&token) {
-            called.push(token);
+        if self.calls.call(token) {
+            self.waker.wake();
         }
-        self.has_calls.store(true, Ordering::SeqCst);
-        drop(called);
-        self.wake();
     }
 
     fn is_awake(&self) -> bool {
-        !self.asleep.load(Ordering::Relaxed)
+        self.calls.is_awake()
     }
 }
 
-/// Lanes that their callers have left are driven again; the others stay watched.
+/// Drives lanes again that their callers have left; the others stay watched.
 fn take_abandoned(driven: &mut Vec<Active>, watched: &mut Vec<Active>) {
     let mut index = 0;
     while index < watched.len() {
@@ -358,7 +358,7 @@ impl Active {
         self.lane.driven.as_ref()
     }
 
-    /// Whether a caller has driven the lane since the last look.
+    /// Returns whether a caller has driven the lane since the last check.
     fn is_attended(&mut self) -> bool {
         let attended = self.lane().attended();
         std::mem::replace(&mut self.attended, attended) != attended
@@ -376,7 +376,7 @@ mod tests {
     use crate::memory::Nearness;
     use crate::testing::{LONG, wait_until};
 
-    /// A lane that counts its turns; one that is busy never runs out of work.
+    /// A lane that counts its turns; a busy one never runs out of work.
     struct Fake {
         stream: Stream,
         is_busy: bool,
@@ -442,7 +442,7 @@ mod tests {
         let listener = Listener::bind(([127, 0, 0, 1], 0).into(), &options).unwrap();
         let stream = Stream::connect(listener.local_addr().unwrap(), None, &options).unwrap();
         let mut far = None;
-        wait_until("it is connected", || {
+        wait_until("the stream is connected", || {
             far = listener.accept().ok();
             far.is_some()
         });
@@ -456,15 +456,15 @@ mod tests {
         (Arc::new(lane), far.unwrap().0)
     }
 
-    /// The seat of a worker that stays where it is.
+    /// Returns the seat of a worker that stays where it is.
     fn seat() -> Seat {
         let nearness = Nearness::new(&Config::defaults(), &[], Path::new("/nowhere"));
         Seat::new(Arc::new(nearness), 1)
     }
 
     #[test]
-    fn a_lane_that_never_runs_dry_does_not_keep_others_waiting() {
-        let worker = Worker::new().unwrap();
+    fn busy_lane_does_not_starve_others() {
+        let worker = Worker::new(&Trace::default()).unwrap();
         let (busy, _far) = fake(true, false);
         let (quiet, far) = fake(false, false);
         let [busy_token, quiet_token] =
@@ -476,13 +476,15 @@ mod tests {
         };
         worker.call(quiet_token);
         wait_until("the worker sleeps", || {
-            quiet.turns.load(Ordering::Relaxed) > 0 && worker.asleep.load(Ordering::SeqCst)
+            quiet.turns.load(Ordering::Relaxed) > 0 && !worker.is_awake()
         });
         worker.call(busy_token);
-        wait_until("it is busy", || busy.turns.load(Ordering::Relaxed) > 0);
+        wait_until("the worker is busy", || {
+            busy.turns.load(Ordering::Relaxed) > 0
+        });
         let before = quiet.turns.load(Ordering::Relaxed);
         far.send(b"x", &[], Cursor::default()).unwrap();
-        wait_until("the other one has its turn", || {
+        wait_until("the other lane has its turn", || {
             quiet.turns.load(Ordering::Relaxed) > before
         });
         worker.stop();
@@ -490,19 +492,19 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_does_not_look_for_what_is_worth_a_sleep() {
-        let worker = Worker::new().unwrap();
+    fn worker_does_not_spin_for_a_lane_worth_a_sleep() {
+        let worker = Worker::new(&Trace::default()).unwrap();
         let (lane, _far) = fake(false, true);
         let token = worker.add(Arc::clone(&lane) as _).unwrap();
         let thread = {
             let worker = Arc::clone(&worker);
-            // It would look for ever.
+            // Without a sleep the worker would spin for ever.
             let spin = Duration::MAX;
             std::thread::spawn(move || worker.run(None, spin, spin, &mut seat(), || false))
         };
         worker.call(token);
         wait_until("the worker sleeps", || {
-            lane.turns.load(Ordering::Relaxed) > 0 && worker.asleep.load(Ordering::SeqCst)
+            lane.turns.load(Ordering::Relaxed) > 0 && !worker.is_awake()
         });
         worker.stop();
         thread.join().unwrap();

@@ -1,4 +1,4 @@
-//! The workers of a session, and which of them drives which lane.
+//! The workers of a session, and the assignment of lanes to them.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::worker::Worker;
 use crate::link::Caller;
 use crate::peers::Crew;
+use crate::trace::Trace;
 
 /// The workers of a session.
 pub(crate) struct Workers {
@@ -17,40 +18,40 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    pub(crate) fn new(count: usize) -> std::io::Result<Arc<Self>> {
-        let bulk: std::io::Result<_> = (0..count).map(|_| Worker::new()).collect();
+    pub(crate) fn new(count: usize, trace: &Trace) -> std::io::Result<Arc<Self>> {
+        let bulk: std::io::Result<_> = (0..count).map(|_| Worker::new(trace)).collect();
         Ok(Arc::new(Self {
             bulk: bulk?,
-            express: Worker::new()?,
+            express: Worker::new(trace)?,
             next: AtomicUsize::new(0),
         }))
     }
 
-    /// Whether a worker moves bulk, or looks for it.
+    /// Returns whether a worker moves bulk data, or polls for it.
     pub(crate) fn is_bulk_moving(&self) -> bool {
         let mut bulk = self.bulk.iter();
         bulk.any(|worker| worker.is_awake())
     }
 
-    /// Wakes up to `count` of the workers that move bulk.
+    /// Wakes up to `count` bulk workers.
     pub(crate) fn wake(&self, count: usize) {
         for worker in self.bulk.iter().take(count) {
             worker.wake();
         }
     }
 
-    /// The workers that move bulk.
+    /// Returns the bulk workers.
     pub(crate) fn bulk(&self) -> &[Arc<Worker>] {
         &self.bulk
     }
 
-    /// The worker that express lanes are given to.
+    /// Returns the worker of the express lanes.
     pub(crate) fn express(&self) -> &Arc<Worker> {
         &self.express
     }
 
-    /// Chooses the worker of each lane for bulk of a connection, given the address that each leaves
-    /// from. Transfers may use the lanes of one address alone: these are spread over all workers.
+    /// Chooses the worker of each bulk lane of a connection, given the lanes' local addresses.
+    /// Transfers may use only the lanes of one address, so these are spread over all workers.
     pub(crate) fn for_lanes(&self, addresses: &[Option<IpAddr>]) -> Vec<Arc<dyn Caller>> {
         let first = self.next.fetch_add(addresses.len(), Ordering::Relaxed);
         let bulk = self.bulk.len();
@@ -60,7 +61,7 @@ impl Workers {
             .collect()
     }
 
-    /// The worker that the next lane for bulk is given to.
+    /// Returns the worker for the next bulk lane.
     pub(crate) fn next(&self) -> Arc<dyn Caller> {
         let index = self.next.fetch_add(1, Ordering::Relaxed) % self.bulk.len();
         Arc::clone(&self.bulk[index]) as Arc<dyn Caller>
@@ -75,8 +76,8 @@ impl Crew for Workers {
     }
 }
 
-/// Gives each lane to one of so many workers: to one that has the fewest lanes of the same address, and
-/// among these to one that has the fewest.
+/// Assigns each lane to one of `workers` workers: to one that has the fewest lanes of the same
+/// address, and among these to one that has the fewest lanes.
 fn spread<A: PartialEq>(lanes: &[A], workers: usize) -> Vec<usize> {
     let mut chosen: Vec<usize> = Vec::with_capacity(lanes.len());
     for address in lanes {
@@ -105,9 +106,9 @@ mod tests {
             workers.sort_unstable();
             assert_eq!(workers, [0, 1, 2, 3, 4, 5, 6, 7]);
         }
-        // Lanes in a row, which a short transfer uses, have workers of their own.
+        // Consecutive lanes, which a short transfer uses, have different workers.
         assert_eq!(chosen[..8], [0, 1, 2, 3, 4, 5, 6, 7]);
-        // With one address they take turns.
+        // With one address, workers alternate.
         assert_eq!(spread(&[0; 5], 2), [0, 1, 0, 1, 0]);
     }
 }

@@ -1,8 +1,8 @@
-//! What is said of two sessions that do not fit.
+//! Texts for incompatible sessions.
 
 use tcpx_proto::handshake::Features;
 
-/// Names what each side is set to, and what to do about it.
+/// Describes the settings of both sides and the remedy.
 pub(super) fn incompatible(peer: &str, peer_lacks: Features, session_lacks: Features) -> String {
     const PLUGIN: &str = "comms of a plugin (transport=plugin)";
     const NATIVE: &str = "native lanes only (transport=tcp)";
@@ -21,7 +21,7 @@ pub(super) fn incompatible(peer: &str, peer_lacks: Features, session_lacks: Feat
     if !facts.is_empty() {
         hints.push("set TCPX_TRANSPORT alike on both sides");
     }
-    const DIRECT: &str = "that memory is copied directly (same_host=require)";
+    const DIRECT: &str = "direct memory copies (same_host=require)";
     if peer_lacks.contains(Features::SAME_HOST) {
         facts.push(format!(
             "peer {peer:?} does not offer {DIRECT}, which this session requires"
@@ -33,9 +33,9 @@ pub(super) fn incompatible(peer: &str, peer_lacks: Features, session_lacks: Feat
         ));
     }
     if (peer_lacks | session_lacks).contains(Features::SAME_HOST) {
-        hints.push("set TCPX_SAME_HOST=auto on either side, or no longer off on the other");
+        hints.push("set TCPX_SAME_HOST=auto on both sides");
     }
-    // No setting leads to the others: the two builds differ.
+    // No setting controls the remaining features: the two builds differ.
     let by_setting = Features::COMMS | Features::SAME_HOST;
     let [theirs, ours] = [peer_lacks, session_lacks].map(|lacks| lacks.without(by_setting));
     if !theirs.is_empty() {
@@ -60,7 +60,7 @@ mod tests {
     use crate::error::{Error, ErrorKind};
 
     #[test]
-    fn sessions_that_do_not_fit_are_told_both_settings() {
+    fn text_names_the_settings_of_both_sides() {
         let error = |peer_lacks: u32, session_lacks: u32| {
             let [peer_lacks, session_lacks] = [peer_lacks, session_lacks].map(Features::from_bits);
             let peer = "decode".to_owned();
@@ -84,9 +84,8 @@ mod tests {
         );
         assert_eq!(
             error(4, 0),
-            "peer \"decode\" does not offer that memory is copied directly (same_host=require), \
-             which this session requires: set TCPX_SAME_HOST=auto on either side, or no longer off \
-             on the other"
+            "peer \"decode\" does not offer direct memory copies (same_host=require), which this \
+             session requires: set TCPX_SAME_HOST=auto on both sides"
         );
         assert_eq!(
             error(0, 0x11),

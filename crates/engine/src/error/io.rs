@@ -6,19 +6,19 @@ use std::sync::Arc;
 
 /// An error of the operating system. Cheap to clone.
 ///
-/// Two of them are equal when their [`kind`](Self::kind) is: a test compares with
+/// Two errors are equal if their [`kind`](Self::kind)s are equal: a test compares with
 /// `IoError::from(io::ErrorKind::ConnectionRefused)`.
 #[derive(Clone)]
 pub struct IoError(Arc<io::Error>);
 
 impl IoError {
-    /// Returns what sort of error it is.
+    /// Returns the category of the error.
     #[must_use]
     pub fn kind(&self) -> io::ErrorKind {
         self.0.kind()
     }
 
-    /// Returns the error as it was found.
+    /// Returns the original error.
     #[must_use]
     pub fn get(&self) -> &io::Error {
         &self.0
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_of_a_kind_are_equal_and_keep_their_words() {
+    fn errors_of_one_kind_are_equal_and_keep_their_texts() {
         let refused = IoError::from(io::Error::from_raw_os_error(111));
         assert_eq!(refused, io::ErrorKind::ConnectionRefused.into());
         assert_ne!(refused, io::ErrorKind::ConnectionReset.into());

@@ -1,23 +1,24 @@
-//! What went wrong with a NCCL net plugin.
+//! Errors that a NCCL net plugin caused.
 
 use std::io;
 
 use super::{IoError, Misbehaviour};
 
-/// How a plugin broke its contract. The cause of [`Error::PluginBroke`](super::Error::PluginBroke).
+/// How a plugin violated the plugin API. The cause in
+/// [`Error::PluginBroke`](super::Error::PluginBroke).
 ///
-/// Typical cause of all: a defect of the plugin, or a version of it that this build does not know.
-/// Whoever provides the plugin must act; `TCPX_PLUGIN` and `TCPX_PLUGIN_VERSION` choose another
-/// one.
+/// Typical cause of all: a defect in the plugin, or a version of it that this build does not
+/// support. The provider of the plugin must act; `TCPX_PLUGIN` and `TCPX_PLUGIN_VERSION` choose
+/// another plugin.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PluginFault {
-    /// A comm's device handle is of another size than the one of unpack devices.
+    /// A comm's device handle does not have the size of an unpack device's handle.
     #[error("its device handle has {found} bytes, expected {expected}")]
     HandleSize {
-        /// Bytes that it has.
+        /// Actual size.
         found: usize,
-        /// Bytes that it must have.
+        /// Required size.
         expected: usize,
     },
 
@@ -25,120 +26,121 @@ pub enum PluginFault {
     #[error("its device handle is null")]
     HandleNull,
 
-    /// A comm's device handle names addresses that cannot be.
+    /// A comm's device handle contains invalid addresses.
     #[error("its device handle names a ring at {ring:#x} and pages at {pages:#x}")]
     HandleAddresses {
-        /// Where the ring of fragments is said to be.
+        /// Address of the ring of fragments, according to the handle.
         ring: usize,
-        /// Where the bounce pages are said to be.
+        /// Address of the bounce pages, according to the handle.
         pages: usize,
     },
 
-    /// A comm's device handle names a ring in the memory of a device.
+    /// A comm's device handle points to a ring in device memory.
     #[error("its device handle names a ring at {ring:#x}, which the CPU cannot read")]
     RingOnDevice {
-        /// Where the ring is said to be.
+        /// Address of the ring, according to the handle.
         ring: usize,
     },
 
     /// A receive consists of more fragments than the ring holds.
     #[error("a receive has {count} fragments, {max} is the most")]
     TooManyFragments {
-        /// Fragments of the receive.
+        /// Number of fragments of the receive.
         count: u64,
-        /// Fragments that the ring holds.
+        /// Capacity of the ring.
         max: u64,
     },
 
-    /// A fragment is outside of the bounce pages.
+    /// A fragment lies outside of the bounce pages.
     #[error(
         "a fragment of {len} bytes at {offset} ends past the 4 GiB of bounce memory that offsets \
          reach"
     )]
     FragmentOutOfBounds {
-        /// Where the fragment begins, from the start of the bounce pages.
+        /// Start of the fragment, relative to the bounce pages.
         offset: u32,
-        /// Bytes of the fragment.
+        /// Length of the fragment.
         len: u32,
     },
 
-    /// The fragments of a receive overlap, leave a gap, or end too early or too late.
+    /// The fragments of a receive overlap, leave a gap, or cover too few or too many bytes.
     #[error("{count} fragments cover {covered} bytes of a message of {len}")]
     FragmentsMismatch {
-        /// Fragments of the receive.
+        /// Number of fragments of the receive.
         count: u64,
-        /// Bytes that they cover from the start on without a gap.
+        /// Bytes covered from the start without a gap.
         covered: u64,
-        /// Bytes of the message.
+        /// Length of the message.
         len: u64,
     },
 
-    /// A receive is done and has another length than was sent.
+    /// A completed receive has another length than the message.
     #[error("it received {found} bytes of a message of {expected}")]
     WrongLength {
-        /// Bytes that the plugin reported.
+        /// Length reported by the plugin.
         found: usize,
-        /// Bytes of the message.
+        /// Length of the message.
         expected: usize,
     },
 
-    /// Memory was received into and is not known when it is flushed.
+    /// The plugin does not know the memory of a receive when it is flushed.
     #[error("it does not know memory that it received into")]
     UnknownMemory,
 }
 
-/// Why the comms of a plugin could not be set up. The cause of
+/// Why the comms of a plugin could not be set up. The cause in
 /// [`Error::PluginNotConnected`](super::Error::PluginNotConnected).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommCause {
-    /// The plugin of this side failed. Look at its own settings and log.
+    /// The plugin of this side failed. Check its own settings and log.
     #[error(transparent)]
     Plugin(#[from] tcpx_ncclnet::Error),
 
-    /// The two sides use different plugins, or versions of its API. Set `TCPX_PLUGIN` and
-    /// `TCPX_PLUGIN_VERSION` alike on both sides.
+    /// The two sides use different plugins, or different versions of the plugin API. Set
+    /// `TCPX_PLUGIN` and `TCPX_PLUGIN_VERSION` alike on both sides.
     #[error(
         "one side uses the plugin {ours:?}, the other {theirs:?}: \
          both must use the same (TCPX_PLUGIN, TCPX_PLUGIN_VERSION)"
     )]
     PluginsDiffer {
-        /// What the plugin of this side calls itself.
+        /// Name of this side's plugin.
         ours: String,
-        /// What the peer's plugin calls itself.
+        /// Name of the peer's plugin.
         theirs: String,
     },
 
-    /// One side's plugin takes only messages that are too short to be of use. Use another plugin.
+    /// The plugin of one side accepts only messages that are too short to be useful.
+    /// Use another plugin.
     #[error("the plugin takes messages of {bytes} bytes at most, at least {min} are needed")]
     MessagesTooShort {
-        /// The longest message that both sides take.
+        /// The longest message that both sides accept.
         bytes: usize,
-        /// The least that is needed.
+        /// The required length.
         min: usize,
     },
 
-    /// The plugin did not connect in time. Typical causes: a firewall, or interfaces of the plugin
-    /// that do not lead to the peer. Look at the plugin's settings and its log.
-    #[error("the plugin's connections did not come about in time (limit: TCPX_CONNECT_TIMEOUT)")]
+    /// The plugin did not connect in time. Typical causes: a firewall, or plugin interfaces that do
+    /// not reach the peer. Check the plugin's settings and log.
+    #[error("the plugin did not connect in time (limit: TCPX_CONNECT_TIMEOUT)")]
     TimedOut,
 
-    /// The peer gave up. Act on its words.
+    /// The peer gave up. Act on its explanation.
     #[error("the peer says: {0}")]
     Goodbye(
-        /// The peer's words.
+        /// The peer's explanation.
         String,
     ),
 
-    /// The peer closed the connection meanwhile. Typical cause: its process has ended.
+    /// The peer closed the connection during setup. Typical cause: its process has ended.
     #[error("the peer closed the connection while its comms were set up")]
     ClosedByPeer,
 
-    /// The connection over which comms are set up broke. Look at the network and the peer.
+    /// The connection over which comms are set up broke. Check the network and the peer.
     #[error(transparent)]
     Io(IoError),
 
-    /// The peer does not take the few bytes that set a comm up. Look at the peer.
+    /// The peer does not read the few bytes that set up a comm. Check the peer.
     #[error("the peer does not read")]
     NotReading,
 
@@ -147,15 +149,15 @@ pub enum CommCause {
     Misbehaved(Misbehaviour),
 
     /// This side gave up: its session is closing, or the peer was removed.
-    #[error("it was given up: the session is closing, or has removed the peer")]
+    #[error("setup was cancelled: the session is closing, or has removed the peer")]
     Cancelled,
 
-    /// A thread that calls the plugin could not be started. Look at the limits of this process.
+    /// A thread that calls the plugin could not be started. Check the limits of this process.
     #[error("cannot start a thread: {0}")]
     Thread(IoError),
 
-    /// A thread that calls the plugin has panicked. Report it.
-    #[error("the plugin's {call} ended")]
+    /// A thread that calls the plugin panicked. Report it.
+    #[error("the thread that calls the plugin's {call} panicked")]
     ThreadEnded {
         /// The call that the thread makes.
         call: &'static str,
@@ -163,7 +165,7 @@ pub enum CommCause {
 }
 
 impl From<io::Error> for CommCause {
-    /// Takes the end of a stream for the peer's doing.
+    /// Maps the end of a stream to the peer.
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::UnexpectedEof => Self::ClosedByPeer,

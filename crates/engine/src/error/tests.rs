@@ -1,4 +1,4 @@
-//! What people read where things go wrong often.
+//! Texts of the most frequent errors.
 
 use std::io;
 use std::time::Duration;
@@ -26,24 +26,29 @@ fn unreachable(causes: impl IntoIterator<Item = AttemptCause>) -> Error {
 }
 
 #[test]
-fn a_peer_that_cannot_be_reached_is_told_address_by_address() {
+fn unreachable_peer_text_lists_each_address() {
     let refused = || io::Error::from_raw_os_error(111);
     let error = unreachable([refused().into(), AttemptCause::TimedOut]);
     assert_eq!(error.kind(), ErrorKind::Disconnected);
+    let told = |error: &Error| {
+        let (text, remedy) = (error.to_string(), error.remedy().unwrap());
+        let told = text.strip_suffix(&format!(" (remedy: {remedy})"));
+        told.expect("the text ends with the remedy").to_owned()
+    };
     assert_eq!(
-        error.to_string(),
+        told(&error),
         "peer \"decode\" cannot be reached: 10.0.0.1:7000: Connection refused (os error 111); \
          10.0.0.2:7000: no answer in time"
     );
     assert_eq!(
-        unreachable([HandshakeError::PeerProofWrong.into()]).to_string(),
+        told(&unreachable([HandshakeError::PeerProofWrong.into()])),
         "peer \"decode\" cannot be reached: 10.0.0.1:7000: the peer does not know the secret of \
          the connection info"
     );
-    // Whoever listens there has left.
+    // The listener closed the stream.
     let closed = AttemptCause::from(io::Error::from(io::ErrorKind::UnexpectedEof));
     assert_eq!(
-        unreachable([closed]).to_string(),
+        told(&unreachable([closed])),
         "peer \"decode\" cannot be reached: 10.0.0.1:7000: closed the connection during the \
          handshake"
     );
@@ -54,7 +59,7 @@ fn a_peer_that_cannot_be_reached_is_told_address_by_address() {
 }
 
 #[test]
-fn a_peer_that_was_lost_is_told_with_the_cause() {
+fn lost_peer_text_names_the_cause() {
     const LOST: &str = "lost the connection to peer \"decode\": ";
     let reset = io::Error::from_raw_os_error(104);
     let stuck = Error::PluginBroke(PluginFault::UnknownMemory);
@@ -83,7 +88,7 @@ fn a_peer_that_was_lost_is_told_with_the_cause() {
 }
 
 #[test]
-fn a_plugin_that_cannot_connect_is_told_with_the_cause() {
+fn plugin_connect_text_names_the_cause() {
     let error = |cause| {
         let peer = "decode".into();
         let error = Error::PluginNotConnected { peer, cause };
@@ -92,8 +97,8 @@ fn a_plugin_that_cannot_connect_is_told_with_the_cause() {
     };
     assert_eq!(
         error(CommCause::TimedOut),
-        "the plugin cannot connect to peer \"decode\": the plugin's connections did not come \
-         about in time (limit: TCPX_CONNECT_TIMEOUT)"
+        "the plugin cannot connect to peer \"decode\": the plugin did not connect in time (limit: \
+         TCPX_CONNECT_TIMEOUT)"
     );
     assert_eq!(
         error(CommCause::PluginsDiffer {
@@ -110,7 +115,7 @@ fn a_plugin_that_cannot_connect_is_told_with_the_cause() {
 }
 
 #[test]
-fn a_time_limit_is_told_with_what_was_waited_for() {
+fn timeout_text_names_the_awaited_event() {
     let error = Error::Timeout {
         what: "the end of the transfer",
         after: Duration::from_secs(3),
@@ -118,5 +123,25 @@ fn a_time_limit_is_told_with_what_was_waited_for() {
     assert_eq!(
         error.to_string(),
         "the end of the transfer did not happen within 3s"
+    );
+}
+
+#[test]
+fn taken_ports_text_names_ports_and_remedy() {
+    let taken = |ports: &str| {
+        let address = ([10, 0, 0, 1], 18015).into();
+        let ports = ports.parse().unwrap();
+        Error::PortsTaken { ports, address }
+    };
+    assert_eq!(taken("18000").kind(), ErrorKind::Environment);
+    assert_eq!(
+        taken("18000-18015").to_string(),
+        "all 16 ports of TCPX_LISTEN_PORT=18000-18015 are taken (last tried: \
+         10.0.0.1:18015): widen the range, each session of this host takes one port"
+    );
+    assert_eq!(
+        taken("18015").to_string(),
+        "the port 18015 of TCPX_LISTEN_PORT is taken (10.0.0.1:18015): give a range that the \
+         sessions of this host share, such as 18015-18030"
     );
 }

@@ -1,39 +1,55 @@
-//! Runs whose bytes are copied by threads of this process rather than sent.
+//! Runs whose bytes are copied by threads of this process instead of being sent.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::sync::{Mutex, Rank};
-use crate::transfer::Run;
+use tcpx_proto::lane::{Chunk, ChunkId};
 
-/// Runs up to this size are copied by the caller who posts them.
+use crate::sync::{Mutex, Rank};
+use crate::trace::{End, Kind, Record};
+use crate::transfer::{ChunkRef, Run};
+
+/// Runs up to this size are copied by the caller that posts them.
 pub(crate) const INLINE_BYTES: u64 = 256 << 10;
 
-/// Somebody who copies the chunks of runs.
+/// Limits the runs that a worker checks before it turns to its lanes.
+const LOOKS: usize = 4;
+
+/// A link that copies the chunks of runs.
 pub(crate) trait Copying: Send + Sync {
-    /// Copies the next chunk of a run and settles it, or looks whether a device has.
+    /// Copies the next chunk of a run and settles it, or checks whether a device has.
     fn copy_chunk(&self, run: &Arc<Run>) -> Step;
 }
 
-/// What a look at a run has come to.
+/// Result of one step on a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// A chunk was copied.
     Copied,
-    /// A device is at work; nobody will be told when it is done.
+    /// A device is copying; its end is not signalled.
     UnderWay,
     /// There is no chunk left to take.
     Over,
 }
 
-/// Runs that wait to be copied. Every worker takes chunks from them in turn, so that one run is
-/// copied by many threads and no run waits for the end of another.
+/// Returns the trace record of a chunk that a thread has copied.
+pub(super) fn of_copy(chunk: &ChunkRef, is_copied: bool) -> Record {
+    let ChunkId { transfer, seq } = chunk.id();
+    let record = Record::new(Kind::CopyChunk).chunk(transfer, seq);
+    match is_copied && !chunk.run.is_aborted() {
+        true => record.bytes(chunk.bytes() as u64),
+        false => record.end(End::Failed),
+    }
+}
+
+/// Runs that wait to be copied. All workers take chunks from them in turn, so that many threads
+/// copy one run and no run waits for the end of another.
 pub(crate) struct Desk {
     jobs: Mutex<VecDeque<Job>>,
-    /// Whether there are jobs: what threads ask again and again.
+    /// True while there are jobs; threads poll this flag.
     is_busy: AtomicBool,
-    /// Wakes so many threads that call [`Desk::step`].
+    /// Wakes up to this number of threads that call [`Desk::step`].
     call: Box<dyn Fn(usize) + Send + Sync>,
 }
 
@@ -52,7 +68,7 @@ impl Desk {
         }
     }
 
-    /// Has the chunks of a run copied by `by`, by up to so many threads.
+    /// Queues a run, whose chunks `by` copies on up to `threads` threads.
     pub(crate) fn push(&self, run: &Arc<Run>, by: Arc<dyn Copying>, threads: usize) {
         let run = Arc::clone(run);
         let mut jobs = self.jobs.lock();
@@ -62,37 +78,42 @@ impl Desk {
         (self.call)(threads);
     }
 
-    /// Copies one chunk of what waits.
+    /// Copies one chunk of any queued run, for a worker.
     pub(crate) fn step(&self) -> Step {
-        if !self.is_busy() {
-            return Step::Over;
+        let mut found = Step::Over;
+        // Runs that devices copy do not delay others.
+        for _ in 0..LOOKS {
+            if !self.is_busy() {
+                break;
+            }
+            let Some(job) = self.next() else { break };
+            match self.work(&job) {
+                Step::Copied => return Step::Copied,
+                Step::UnderWay => found = Step::UnderWay,
+                Step::Over => {}
+            }
         }
-        match self.next() {
-            Some(job) => self.work(&job),
-            None => Step::Over,
-        }
+        found
     }
 
-    /// Copies one chunk of this run, if it waits.
-    pub(crate) fn step_for(&self, run: &Run) {
+    /// Copies one chunk of this run, if it is queued.
+    pub(crate) fn step_for(&self, run: &Run) -> Step {
         let job = {
             let jobs = self.jobs.lock();
             let mut jobs = jobs.iter();
             jobs.find(|job| std::ptr::eq(&*job.run, run)).cloned()
         };
-        if let Some(job) = job {
-            self.work(&job);
-        }
+        job.map_or(Step::Over, |job| self.work(&job))
     }
 
-    /// Takes back a run, of which threads may still be copying chunks.
+    /// Removes a run; threads may still be copying its chunks.
     pub(crate) fn take_run(&self, run: &Run) {
         let mut jobs = self.jobs.lock();
         jobs.retain(|job| !std::ptr::eq(&*job.run, run));
         self.note(&jobs);
     }
 
-    /// Takes back the runs that wait for somebody.
+    /// Removes and returns the runs that `by` copies.
     pub(crate) fn take(&self, by: &dyn Copying) -> Vec<Arc<Run>> {
         let mut taken = Vec::new();
         let mut jobs = self.jobs.lock();
@@ -107,12 +128,12 @@ impl Desk {
         taken
     }
 
-    /// Whether somebody must call [`Desk::step`].
+    /// Returns whether [`Desk::step`] must be called.
     pub(crate) fn is_busy(&self) -> bool {
         self.is_busy.load(Ordering::SeqCst)
     }
 
-    /// Wakes a thread that goes on with what waits.
+    /// Wakes a thread that continues with the queued runs.
     pub(crate) fn hand_over(&self) {
         if self.is_busy() {
             (self.call)(1);
@@ -122,7 +143,7 @@ impl Desk {
     fn next(&self) -> Option<Job> {
         let mut jobs = self.jobs.lock();
         let job = jobs.pop_front()?;
-        // At the end until it has no chunk left: other threads find it too.
+        // Kept at the end until it has no chunk left, so that other threads find it as well.
         jobs.push_back(job.clone());
         Some(job)
     }
@@ -132,17 +153,11 @@ impl Desk {
         if step != Step::Over {
             return step;
         }
-        let mut jobs = self.jobs.lock();
-        jobs.retain(|known| !Arc::ptr_eq(&known.run, &job.run));
-        self.note(&jobs);
-        // Other jobs may wait.
-        match jobs.is_empty() {
-            true => Step::Over,
-            false => Step::Copied,
-        }
+        self.take_run(&job.run);
+        Step::Over
     }
 
-    /// With the lock: what is pushed after this sets it again.
+    /// Updates `is_busy` under the lock: a later push sets it again.
     fn note(&self, jobs: &VecDeque<Job>) {
         self.is_busy.store(!jobs.is_empty(), Ordering::SeqCst);
     }

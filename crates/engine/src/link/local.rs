@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use tcpx_cuda::Device;
 use tcpx_net::{Cursor, Span, Store, copy_spans};
-use tcpx_proto::frame::{Header, Kind, Status, Table};
+use tcpx_proto::frame::Status;
 
-use super::desk::{Copying, INLINE_BYTES, Step};
+use super::desk::{Copying, INLINE_BYTES, Step, of_copy};
 use super::{Above, Context, Link, Mark, Origin};
 use crate::error::Error;
 use crate::memory::{Copier, Refusal, one_device};
+use crate::stats::{PathKind, PeerCounters};
 use crate::sync::{Mutex, Rank};
 use crate::transfer::{Announcement, ChunkRef, Offered, Op, Run};
 
@@ -19,16 +20,19 @@ use crate::transfer::{Announcement, ChunkRef, Offered, Op, Run};
 pub(crate) struct Local {
     this: Weak<Self>,
     context: Arc<Context>,
-    /// The peer that stands for the session.
+    /// The peer that represents the session itself.
     above: Weak<dyn Above>,
-    /// Nothing is taken on any more.
+    /// True once no more runs are accepted.
     closed: AtomicBool,
     copier: Mutex<Copier>,
+    counters: Arc<PeerCounters>,
 }
 
 impl Local {
     pub(crate) fn new(context: Arc<Context>, above: Weak<dyn Above>) -> Arc<Self> {
+        let counters = above.upgrade().map(|above| Arc::clone(above.counters()));
         Arc::new_cyclic(|this| Self {
+            counters: counters.unwrap_or_default(),
             this: this.clone(),
             context,
             above,
@@ -38,10 +42,10 @@ impl Local {
     }
 
     fn this(&self) -> Arc<Self> {
-        self.this.upgrade().expect("whoever calls holds it")
+        self.this.upgrade().expect("the caller holds a reference")
     }
 
-    /// What the session calls itself.
+    /// Returns the session's name.
     fn name(&self) -> String {
         let above = self.above.upgrade();
         above.map_or_else(String::new, |above| above.name().to_owned())
@@ -64,14 +68,8 @@ impl Local {
         if run.is_aborted() {
             return Ok(());
         }
-        let (regions, entries) = chunk.table_counts();
-        let header = Header {
-            regions,
-            entries,
-            payload: chunk.bytes() as u64,
-            ..Header::new(Kind::Write, run.id)
-        };
-        let table = Table::decode(&header, chunk.table())
+        let table = chunk
+            .read_table()
             .map_err(|error| self.refused(Status::Other, error))?;
         let refused = |refusal: Refusal| self.refused(refusal.status(), refusal);
         let (mut there, mut memory) = (Vec::new(), Vec::new());
@@ -94,8 +92,8 @@ impl Local {
         }
     }
 
-    /// Copies from one place to another. With a device on either side this waits for the device: it is
-    /// the caller's own memory, and nobody else's transfer is kept waiting but by the time of one chunk.
+    /// Copies from one place to another. With a device on either side this waits for the device:
+    /// the memory belongs to this session, and other transfers are delayed by one chunk at most.
     fn move_bytes(&self, from: &Side<'_>, to: &Side<'_>) -> Result<(), Error> {
         let start = Cursor::default();
         let by_cpu = |from: &[Span], to: &[Span]| {
@@ -133,7 +131,7 @@ impl Local {
         }
     }
 
-    /// Fails what waits, and what comes from now on.
+    /// Fails queued runs, and all later ones.
     fn end(&self) {
         self.closed.store(true, Ordering::SeqCst);
         for run in self.context.desk.take(self) {
@@ -147,10 +145,19 @@ impl Copying for Local {
         let Some(chunk) = Offered::next(run) else {
             return Step::Over;
         };
+        let trace = &self.context.trace;
+        let began = trace.start();
         let copied = self.context.copies.guarded(|| self.copy(&chunk));
+        trace.span(began, || of_copy(&chunk, copied.is_ok()));
         let mut last = false;
-        if let Err(error) = copied {
-            last |= run.fail(error);
+        match copied {
+            Err(error) => last |= run.fail(error),
+            Ok(()) if run.is_aborted() => {}
+            Ok(()) => {
+                let is_write = run.plan.op == Op::Write;
+                let bytes = chunk.bytes() as u64;
+                self.counters.moved(PathKind::Local, is_write, 1, bytes);
+            }
         }
         last |= run.settle(1);
         if last {
@@ -173,7 +180,7 @@ impl Link for Local {
             return;
         }
         self.context.desk.push(run, self.this(), run.plan.len());
-        // Whoever closes takes what was pushed before.
+        // The closing thread fails the runs that were pushed before.
         if self.closed.load(Ordering::SeqCst) {
             self.end();
         }
@@ -181,6 +188,7 @@ impl Link for Local {
 
     fn notify(&self, _transfer: u64, message: &[u8]) {
         if let Some(above) = self.above.upgrade() {
+            self.counters.notified(message.len());
             let from = Origin::new(above.name(), None);
             above.notified(&from, message.to_vec(), None);
         }
@@ -200,7 +208,11 @@ impl Link for Local {
     }
 
     fn drive_for(&self, run: &Run) {
-        self.context.desk.step_for(run);
+        self.copy_for(run);
+    }
+
+    fn copy_for(&self, run: &Run) -> Step {
+        self.context.desk.step_for(run)
     }
 
     fn hand_over(&self) {
@@ -219,7 +231,7 @@ impl Link for Local {
         None
     }
 
-    /// Copies look for themselves, and are waited for by [`Context::let_go`].
+    /// Does nothing: copies check for themselves, and [`Context::let_go`] waits for them.
     fn let_go(&self, _run: &Arc<Run>) {}
 
     fn revoke(&self) {}
@@ -237,7 +249,7 @@ impl Link for Local {
     }
 }
 
-/// A mark where nothing is ever under way.
+/// A mark on a link that never has anything in flight.
 struct Reached;
 
 impl Mark for Reached {
@@ -246,13 +258,13 @@ impl Mark for Reached {
     }
 }
 
-/// Memory of one kind.
+/// Memory on one side of a copy.
 struct Side<'a> {
     device: Option<&'a Arc<dyn Device>>,
     spans: &'a [Span],
 }
 
-/// Whether a byte of one list is also in the other. Lists are short: a chunk's.
+/// Returns whether the two lists share a byte. Lists are short: they belong to one chunk.
 fn overlap(a: &[Span], b: &[Span]) -> bool {
     let range = |s: &Span| s.address()..s.address() + s.len();
     a.iter().any(|a| {
@@ -273,9 +285,9 @@ mod tests {
     use crate::transfer::{After, Limits, Op, Plan, Run};
     use crate::{Buffer, Segment};
 
-    /// Posted by somebody who found the session open.
+    /// Covers a caller that found the session open just before it closed.
     #[test]
-    fn a_run_that_comes_after_the_end_fails() {
+    fn run_submitted_after_the_end_fails() {
         const LEN: usize = 1 << 20;
         let alice = session("alice");
         let [from, to] = [(); 2].map(|()| alice.register(&Buffer::new(LEN)).unwrap());

@@ -1,7 +1,7 @@
-//! Links: ways to a peer. [`tcp`] leads to another process, [`local`] to the session itself.
+//! Links: ways to a peer. [`tcp`] reaches another process, [`local`] the session itself.
 //!
-//! Everything above knows a [`Link`] and nothing of what carries it. A link knows its peer as
-//! [`Above`], the threads that drive it as [`Caller`] and [`Control`], and what all links of a session
+//! Upper layers know a [`Link`] and not its transport. A link knows its peer as [`Above`], the
+//! threads that drive it as [`Caller`] and [`Control`], and the state that all links of a session
 //! share as [`Context`].
 
 pub(crate) mod desk;
@@ -21,68 +21,72 @@ use tcpx_proto::frame::down::StreamId;
 use tcpx_proto::handshake::{Established, OwnerProof};
 use tcpx_proto::info::ConnectionInfo;
 
-use self::desk::Desk;
+use self::desk::{Desk, Step};
 pub(crate) use self::quota::{Held, Quota, Share, longest_notification};
 use self::same_host::Grants;
 use crate::carrier::comm::{Comms, RawLane};
 use crate::config::Config;
 use crate::error::Error;
 use crate::memory::{Registry, Staging, Users};
+use crate::stats::{Book, LaneStats, PeerCounters, Route};
 use crate::sync::{Mutex, Rank, RwLock};
+use crate::trace::Trace;
 use crate::transfer::{Announcement, Arrival, Run};
 
 /// One lane of a connected peer.
 #[derive(Clone, Debug)]
 pub struct LaneInfo {
-    /// Position among the peer's lanes.
+    /// Index among the peer's lanes.
     pub index: usize,
-    /// This end's address.
+    /// The local address.
     pub local: SocketAddr,
     /// The peer's address.
     pub remote: SocketAddr,
-    /// Bytes that left on it, framing included.
+    /// Bytes sent on the lane, framing included.
     pub bytes_sent: u64,
-    /// Bytes that came on it, framing included.
+    /// Bytes received on the lane, framing included.
     pub bytes_received: u64,
-    /// Whether it has a stream. A lost lane gets a new stream, and its byte counts restart at 0.
+    /// Whether the lane has a stream.
+    /// A lost lane gets a new stream, and its byte counts restart at 0.
     pub is_up: bool,
-    /// How many times its stream was lost and another one has taken its place.
+    /// How many times the lane's stream was lost and replaced.
     pub failovers: u32,
 }
 
-/// How memory of a peer on the same host is moved.
+/// Whether and how memory of a peer on the same host is copied directly.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SameHostInfo {
-    /// Why lanes carry everything; none where memory is copied directly.
+    /// Why lanes carry everything; `None` if memory is copied directly.
     pub why_not: Option<String>,
-    /// Bytes that this session has copied directly, both ways, over the current connection.
+    /// Bytes that this session has copied directly,
+    /// in both directions, over the current connection.
     pub bytes: u64,
 }
 
 /// A way to a peer.
 ///
-/// No method waits for the peer, but for [`Link::round_trip`]. A link that has ended takes everything
-/// and fails it.
+/// No method waits for the peer, except for [`Link::round_trip`]. A link that has ended accepts all
+/// work and fails it.
 pub(crate) trait Link: Send + Sync {
     /// Starts a run.
     fn submit(&self, run: &Arc<Run>);
 
-    /// Sends a notification, of a transfer or (0) on its own, whatever waits to leave.
+    /// Sends a notification, of a transfer or (0) without one, however much is queued.
     fn notify(&self, transfer: u64, message: &[u8]);
 
-    /// Sends a notification on its own.
+    /// Sends a notification without a transfer.
     ///
     /// # Errors
-    /// So much waits to leave that the peer does not keep up; nothing is sent.
+    /// Too much is queued, because the peer does not keep up; nothing is sent.
     fn try_notify(&self, message: &[u8]) -> Result<(), Error> {
         self.notify(0, message);
         Ok(())
     }
 
-    /// Looks whether the peer keeps up with what is sent to it.
+    /// Checks whether the peer keeps up with the messages sent to it.
     ///
     /// # Errors
-    /// As [`Link::try_notify`].
+    /// As for [`Link::try_notify`].
     fn check_keeps_up(&self) -> Result<(), Error> {
         Ok(())
     }
@@ -93,56 +97,73 @@ pub(crate) trait Link: Send + Sync {
     /// Tells the sender of a tagged message how it ended.
     fn send_done(&self, transfer: u64, status: Status, text: &str);
 
-    /// Moves what can be moved for a caller who polls `run`.
+    /// Makes progress without waiting, for a caller that polls `run`.
     fn drive_for(&self, run: &Run);
 
-    /// Moves what can be moved for a caller who waits for a small frame.
+    /// Copies a chunk of `run` for a caller that waits for it,
+    /// if threads of this process copy its bytes.
+    fn copy_for(&self, _run: &Run) -> Step {
+        Step::Over
+    }
+
+    /// Makes progress without waiting, for a caller that waits for a small frame.
     fn drive_control(&self) {}
 
-    /// Whether a caller who polls `run` keeps the peer from moving.
+    /// Returns whether a caller that polls `run` keeps the peer from running.
     fn needs_this_core(&self, _run: &Run) -> bool {
         false
     }
 
-    /// Takes over from a caller who drove and is going to sleep.
+    /// Takes over from a caller that drove lanes and is going to sleep.
     fn hand_over(&self);
 
-    /// How many lanes chunks are spread over.
+    /// Returns the number of lanes over which chunks are spread.
     fn lanes(&self) -> usize;
 
-    /// How many streams it has, or gets back when they are lost.
+    /// Returns the number of streams, including lost ones that will be replaced.
     fn streams(&self) -> usize {
         self.lanes()
     }
 
-    /// What people are shown of the lanes.
+    /// Returns a description of the lanes, for people.
     fn lane_infos(&self) -> Vec<LaneInfo> {
         Vec::new()
     }
 
-    /// Whether memory is copied directly, and why not.
+    /// Returns the statistics of the lanes, with the kernel's data if requested, and the bytes of
+    /// messages that the peer may not have received.
+    fn lane_stats(&self, _with_kernel: bool) -> (Vec<LaneStats>, u64) {
+        (Vec::new(), 0)
+    }
+
+    /// Returns how payload travels; `None` within the session.
+    fn route(&self) -> Option<Route> {
+        None
+    }
+
+    /// Returns whether memory is copied directly, with the reason if not.
     fn same_host_info(&self) -> Option<SameHostInfo> {
         None
     }
 
-    /// The number that the side which made the connection gave it.
+    /// Returns the number that the connecting side gave the connection.
     fn number(&self) -> Option<u64> {
         None
     }
 
-    /// Lets go of lanes that were lost, and sees to what was in flight on them. Returns what would bring
-    /// them back. Only from the control thread.
+    /// Takes lost lanes apart, and retries the chunks that were in flight on them. Returns the
+    /// actions that would restore the lanes. Called only by the control thread.
     fn recover(&self) -> Vec<Wanted> {
         Vec::new()
     }
 
-    /// Says how a new stream for a lane is made; none where nobody waits for one.
+    /// Describes the new stream that a lane needs; `None` if it needs none.
     fn wanted_stream(&self, _lane: usize) -> Option<WantedStream> {
         None
     }
 
-    /// Puts a new stream of a lane to use; false where nobody waits for it. Only from the control
-    /// thread.
+    /// Puts a new stream of a lane to use; returns false if the lane does not need it. Called only
+    /// by the control thread.
     fn adopt(&self, _rejoined: Rejoined) -> bool {
         false
     }
@@ -150,149 +171,152 @@ pub(crate) trait Link: Send + Sync {
     /// Measures a round trip on one lane.
     fn round_trip(&self, lane: usize, timeout: Duration) -> Result<Duration, Error>;
 
-    /// Why the link has ended, if it has.
+    /// Returns why the link has ended, if it has.
     fn error(&self) -> Option<Error>;
 
-    /// Whether the link has ended.
+    /// Returns whether the link has ended.
     fn is_dead(&self) -> bool {
         self.error().is_some()
     }
 
-    /// Whether the peer made the connection.
+    /// Returns whether the peer made the connection.
     fn was_accepted(&self) -> bool {
         false
     }
 
-    /// Whether the peer has proven to be the session that this info is of.
+    /// Returns whether the peer has proven to be the session that this info describes.
     fn is_owned_by(&self, _info: &ConnectionInfo) -> bool {
         true
     }
 
-    /// Makes sure that local memory is no longer used on behalf of `run`, which is being aborted.
+    /// Returns when local memory is no longer used on behalf of `run`, which is being aborted.
     fn let_go(&self, run: &Arc<Run>);
 
-    /// Makes sure that memory that was revoked is no longer used.
+    /// Returns when revoked memory is no longer used.
     fn revoke(&self);
 
-    /// Puts a mark behind everything that waits to leave.
+    /// Puts a mark behind everything that is queued to be sent.
     fn mark(&self) -> Box<dyn Mark>;
 
-    /// Looks whether the link moves while work is outstanding, and ends it when it has not for
-    /// `timeout`. Returns whether work is outstanding.
+    /// Checks whether the link makes progress while work is outstanding, and ends it after
+    /// `timeout` without progress. Returns whether work is outstanding.
     fn check_liveness(&self, _now: Instant, _timeout: Duration) -> bool {
         false
     }
 
-    /// Says goodbye and ends the link; what is in flight fails with `error`.
+    /// Says goodbye and ends the link; work in flight fails with `error`.
     fn close(&self, reason: &str, error: Error);
 
-    /// Ends the link; what is in flight fails with `error`.
+    /// Ends the link; work in flight fails with `error`.
     fn kill(&self, error: Error);
 
-    /// Ends a link that has no lane left, with why it lost them.
+    /// Ends a link that has no lane left, with the cause of the loss.
     fn give_up(&self) {}
 
-    /// Ends a link of which the peer says that it does not know it, unless the peer had said goodbye.
+    /// Ends a link that the peer does not know any more, unless the peer had said goodbye.
     fn forgotten(&self, error: Error) {
         self.kill(error);
     }
 
-    /// Fails everything that is in flight on a link that has ended. When this returns, nothing of it
-    /// lands in memory or reaches the session any more.
+    /// Fails everything in flight on a link that has ended. When this returns, nothing from the
+    /// link lands in memory or reaches the session any more.
     fn drain(&self) {}
 
     /// Takes a link apart that has ended. Called with no lock held.
     fn reap(&self) {}
 
-    /// For tests that look inside.
+    /// Gives tests access to the concrete type.
     #[cfg(test)]
     fn as_any(self: Arc<Self>) -> Arc<dyn std::any::Any + Send + Sync>;
 }
 
-/// What a link needs that has lost lanes.
+/// An action that helps a link that has lost lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// A new stream for this lane.
+    /// Make a new stream for this lane.
     Stream(usize),
-    /// To know whether the peer still listens at this address.
+    /// Check whether the peer still listens at this address.
     SignOfLife(SocketAddr),
 }
 
-/// A stream that takes the place of a lost one, before it is made.
+/// Description of a stream that will replace a lost one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WantedStream {
     /// The connection's number.
     pub(crate) connection: u64,
     pub(crate) id: StreamId,
-    /// How many lanes the connection has.
+    /// The number of lanes of the connection.
     pub(crate) lanes: usize,
-    /// The addresses of the stream that was lost.
+    /// The addresses of the lost stream.
     pub(crate) local: IpAddr,
     pub(crate) remote: SocketAddr,
-    /// No lane is left: any way to the peer will do.
+    /// True if no lane is left, so that any path to the peer may be used.
     pub(crate) is_last: bool,
 }
 
-/// A stream that takes the place of a lost one.
+/// A stream that replaces a lost one.
 pub(crate) struct Rejoined {
     pub(crate) stream: StreamId,
     pub(crate) raw: RawLane,
     pub(crate) comms: Option<Comms>,
-    /// What a client has presented with it.
+    /// Proofs of ownership that a client presented with the stream.
     pub(crate) owners: Vec<OwnerProof>,
-    /// The thread that drives it.
+    /// The thread that drives the stream.
     pub(crate) worker: Arc<dyn Caller>,
 }
 
-/// Whether two handles are to the same link.
+/// Returns whether two handles refer to the same link.
 pub(crate) fn is_same_link(a: &Arc<dyn Link>, b: &Arc<dyn Link>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
 }
 
-/// A mark behind what waited to leave on a link.
+/// A mark behind the frames that were queued on a link.
 pub(crate) trait Mark: Send {
-    /// Whether the peer has dealt with everything before the mark, or never will.
+    /// Returns whether the peer has handled everything before the mark, or never will.
     fn is_reached(&mut self) -> bool;
 }
 
-/// The peer at the other end of a link, as the session knows it. Called while neither half of a lane is
-/// locked (but for the name), in the order in which things arrived on their lane.
+/// The peer at the other end of a link, as the session knows it. Called while neither half of a
+/// lane is locked (except for `name`), in the order of arrival on a lane.
 pub(crate) trait Above: Send + Sync {
-    /// What the peer is called.
+    /// Returns the peer's name.
     fn name(&self) -> &str;
 
-    /// What the peer may make the session keep.
+    /// Returns the peer's share of the memory that the session keeps for peers.
     fn share(&self) -> &Arc<Share>;
 
-    /// A notification has arrived.
+    /// Returns the counters of traffic with the peer.
+    fn counters(&self) -> &Arc<PeerCounters>;
+
+    /// Delivers a notification.
     fn notified(&self, from: &Arc<Origin>, message: Vec<u8>, held: Option<Held>);
 
-    /// A tagged message was announced.
+    /// Delivers the announcement of a tagged message.
     fn announced(&self, link: Arc<dyn Link>, arrival: Arrival, held: Option<Held>);
 
-    /// A tagged message of ours has ended at the peer.
+    /// Reports that a tagged message of this side has ended at the peer.
     fn sent(&self, transfer: u64, error: Option<Error>);
 
-    /// A run of `bytes` took `elapsed`.
+    /// Reports that a run of `bytes` took `elapsed`.
     fn measured(&self, bytes: u64, elapsed: Duration);
 
-    /// Whether somebody waits for the peer to send or to receive a tagged message.
+    /// Returns whether a caller waits for the peer to send or receive a tagged message.
     fn is_waiting(&self) -> bool;
 
-    /// A link has ended and was taken apart.
+    /// Reports that a link has ended and was taken apart.
     fn lost(&self, link: &Arc<dyn Link>, error: &Error);
 }
 
-/// The most streams of a connection whose proofs are kept: as many may be lost and come back.
+/// Limits the streams of a connection whose proofs are kept: as many may be lost and replaced.
 const MAX_OWNERS: usize = 4096;
 
-/// Who sent a notification.
+/// The sender of a notification.
 pub(crate) struct Origin {
     pub(crate) name: String,
-    /// What a peer that connected to us has said and shown of itself; none of one that we have
-    /// connected to, which has proven who it is.
+    /// The identity that a connecting peer claimed and its proofs; `None` for a peer that this side
+    /// connected to, which has already proven its identity.
     claim: Option<Mutex<Established>>,
-    /// The claim was found to be true by an info that was loaded.
+    /// True once loaded connection info has confirmed the claim.
     is_proven: AtomicBool,
 }
 
@@ -305,7 +329,7 @@ impl Origin {
         })
     }
 
-    /// Checks whether this is the session that the info is of.
+    /// Checks whether the sender is the session that the info describes.
     pub(crate) fn is_owned_by(&self, info: &ConnectionInfo) -> bool {
         let claim = self.claim.as_ref();
         let is_owned = claim.is_some_and(|claim| claim.lock().is_owned_by(info));
@@ -315,8 +339,8 @@ impl Origin {
         is_owned
     }
 
-    /// Adds what was presented with another stream of the connection. False where so many came that
-    /// no more are kept.
+    /// Adds proofs that were presented with another stream of the connection. Returns false if the
+    /// limit is exceeded.
     pub(crate) fn join(&self, owners: Vec<OwnerProof>) -> bool {
         let Some(claim) = &self.claim else {
             return true;
@@ -329,8 +353,8 @@ impl Origin {
         true
     }
 
-    /// Whether this is the session of that name: by this info, which is being loaded, or by an earlier
-    /// one.
+    /// Returns whether the sender is the session of that name, according to this info, which is
+    /// being loaded, or to an earlier one.
     pub(crate) fn is_genuine(&self, info: &ConnectionInfo) -> bool {
         self.is_proven.load(Ordering::Relaxed) || self.is_owned_by(info)
     }
@@ -338,85 +362,86 @@ impl Origin {
 
 /// The session's control thread, as links know it.
 pub(crate) trait Control: Send + Sync {
-    /// Makes sure that somebody watches over work that was just started.
+    /// Makes sure that work that was just started is supervised.
     fn stay_awake(&self);
 
-    /// Asks for a link that has ended to be taken apart.
+    /// Requests that a link that has ended is taken apart.
     fn reap(&self, link: Arc<dyn Link>);
 
-    /// Asks for a link that has lost a lane to be looked after.
+    /// Requests recovery of a link that has lost a lane.
     fn lane_lost(&self, link: Arc<dyn Link>);
 
-    /// Asks for messages to neighbours to be sent that wait for room. May be called with any lock
-    /// held.
+    /// Requests that queued messages to neighbours are sent once there is room.
+    /// May be called with any lock held.
     fn neighbour_waits(&self);
 
-    /// Asks for lanes to be driven that were paused for want of room. May be called with any lock
-    /// held.
+    /// Requests that paused lanes are driven again. May be called with any lock held.
     fn resume(&self);
 }
 
-/// A thread that drives lanes, as they know it.
+/// A worker thread, as lanes know it.
 pub(crate) trait Caller: Send + Sync {
-    /// Takes something into this thread's care and returns its number; it is driven from the first
-    /// call on.
+    /// Adds an object to this thread and returns its token;
+    /// the thread drives it from the first call on.
     fn add(&self, driven: Arc<dyn Driven>) -> std::io::Result<u64>;
 
-    /// Lets go of it.
+    /// Removes an object from this thread.
     fn remove(&self, token: u64, stream: &Stream);
 
-    /// Asks for it to be driven now.
+    /// Requests that the object is driven now.
     fn call(&self, token: u64);
 
-    /// Whether the thread is at work, so that a call is answered soon and costs no system call.
+    /// Returns whether the thread is running,
+    /// so that a call is handled soon and costs no system call.
     fn is_awake(&self) -> bool;
 }
 
-/// Something that threads drive: one lane.
+/// An object that threads drive: one lane.
 pub(crate) trait Driven: Send + Sync {
-    /// Moves what can be moved without waiting.
+    /// Makes progress without waiting.
     fn work(&self) -> Drive;
 
-    /// Whether it has ended.
+    /// Returns whether the lane has ended.
     fn is_dead(&self) -> bool;
 
-    /// What the kernel reports as ready.
+    /// Returns the stream whose readiness the kernel reports.
     fn stream(&self) -> &Stream;
 
-    /// Counts drives by callers: while it moves, the worker stands back.
+    /// Returns the number of drives by callers: while it increases, the worker stays away.
     fn attended(&self) -> u64;
 
-    /// Notes whether the worker drives it, or watches its current driver.
+    /// Records whether the worker drives the lane, or watches its current driver.
     fn take_care(&self, yes: bool);
 
-    /// Prepares for a sleep: in the middle of a large payload one wake-up for many packets is enough.
+    /// Prepares for a sleep: in the middle of a large payload,
+    /// one wake-up for many packets is enough.
     fn prepare_sleep(&self);
 
-    /// Whether there is something to send that nobody is sending.
+    /// Returns whether frames are queued that no thread is sending.
     fn is_dirty(&self) -> bool;
 
-    /// Whether the stream took no more bytes at the last attempt.
+    /// Returns whether the stream accepted no bytes at the last attempt.
     fn is_blocked(&self) -> bool;
 
-    /// Whether a worker should sleep until many packets are here instead of looking for each.
+    /// Returns whether a worker should sleep until many packets have arrived instead of polling.
     fn is_worth_a_sleep(&self) -> bool;
 
-    /// Whether something is under way of which nobody will be told.
+    /// Returns whether an operation is in flight whose end is not signalled.
     fn is_staging(&self) -> bool;
 
-    /// Whether nothing is read from the stream until somebody calls.
+    /// Returns whether reading from the stream is paused until the lane is called.
     fn is_paused(&self) -> bool;
 
-    /// Whether the peer cannot move before whoever looks at this lane leaves the core.
+    /// Returns whether the peer cannot run before the polling thread leaves the core.
     fn needs_this_core(&self) -> bool;
 }
 
-/// What driving a lane achieved.
+/// Result of driving a lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Drive {
-    /// Bytes moved in either direction.
+    /// True if bytes moved in either direction.
     pub(crate) progress: bool,
-    /// There may be more to do at once.
+    /// True if there may be more to do at once.
     pub(crate) more: bool,
 }
 
@@ -427,21 +452,26 @@ impl std::ops::BitOrAssign for Drive {
     }
 }
 
-/// What all links of a session share.
+/// State that all links of a session share. It is the [`Users`] of the session's registry: a
+/// revocation stops copies, grants and links, in this order.
 pub(crate) struct Context {
     pub(crate) config: Config,
     pub(crate) registry: Arc<Registry>,
     pub(crate) staging: Staging,
     pub(crate) copies: Copies,
-    /// Runs that are copied rather than sent.
+    /// Runs that are copied instead of being sent.
     pub(crate) desk: Desk,
-    /// What peers may make the session keep.
+    /// Memory that the session keeps for peers.
     pub(crate) quota: Arc<Quota>,
     pub(crate) control: Arc<dyn Control>,
-    /// Every link to another process that may touch memory: also those that have ended, or whose peer was
-    /// removed, and that are not taken apart yet.
+    /// Counters of all traffic.
+    pub(crate) stats: Arc<Book>,
+    /// Records events, if a trace was requested.
+    pub(crate) trace: Trace,
+    /// Every link to another process that may touch memory, including links that have ended or
+    /// whose peer was removed, until they are taken apart.
     links: Mutex<Vec<Arc<dyn Link>>>,
-    /// What neighbours may touch, as long as one of them might.
+    /// Grants to neighbours that may still touch memory.
     grants: Mutex<Vec<Arc<Grants>>>,
     next_id: AtomicU64,
 }
@@ -453,6 +483,7 @@ impl Context {
         staging: Staging,
         control: Arc<dyn Control>,
         desk: Desk,
+        trace: &Trace,
     ) -> Arc<Self> {
         let context = Arc::new(Self {
             quota: Quota::new(config.queue_bytes(), Arc::clone(&control)),
@@ -464,6 +495,8 @@ impl Context {
             },
             desk,
             control,
+            stats: Arc::default(),
+            trace: trace.clone(),
             links: Mutex::new(Rank::Links, Vec::new()),
             grants: Mutex::new(Rank::Links, Vec::new()),
             next_id: AtomicU64::new(1),
@@ -473,12 +506,12 @@ impl Context {
         context
     }
 
-    /// Makes a number that no other transfer of this session has.
+    /// Returns an identifier that no other transfer of this session has.
     pub(crate) fn next_id(&self) -> u64 {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The links that may touch memory.
+    /// Returns the links that may touch memory.
     pub(crate) fn links(&self) -> Vec<Arc<dyn Link>> {
         self.links.lock().clone()
     }
@@ -491,7 +524,7 @@ impl Context {
         self.links.lock().retain(|known| !is_same_link(known, link));
     }
 
-    /// Makes sure that local memory is no longer used on behalf of `run`, which is being aborted.
+    /// Returns when local memory is no longer used on behalf of `run`, which is being aborted.
     pub(crate) fn let_go(&self, run: &Arc<Run>) {
         for link in self.links() {
             link.let_go(run);
@@ -501,13 +534,13 @@ impl Context {
 }
 
 impl Context {
-    /// Notes what a neighbour may touch: whoever revokes memory finds it from here on.
+    /// Adds grants to a neighbour: revocations consider them from here on.
     pub(crate) fn add_grants(&self, grants: &Arc<Grants>) {
         self.forget_grants();
         self.grants.lock().push(Arc::clone(grants));
     }
 
-    /// Forgets what neighbours might touch that touch nothing any more.
+    /// Removes grants of neighbours that no longer touch memory.
     pub(crate) fn forget_grants(&self) {
         self.grants.lock().retain(|known| !known.is_over());
     }
@@ -537,25 +570,25 @@ impl Users for Context {
     }
 }
 
-/// Copies of, or into, a session's memory that no lane's locks protect.
+/// Copies from or to a session's memory that no lane's locks protect.
 pub(crate) struct Copies {
     /// Held shared while memory is copied: taking it exclusively waits for all copies to end.
     copying: RwLock<()>,
 }
 
 impl Copies {
-    /// Makes a copy. `copy` looks whether the memory is live: revoking it waits for the copy.
+    /// Makes a copy. `copy` must check whether the memory is live: a revocation waits for the copy.
     pub(crate) fn guarded<T>(&self, copy: impl FnOnce() -> T) -> T {
         let _copying = self.copying.read();
         copy()
     }
 
-    /// Waits until no copy is under way; those that begin later see what was revoked or aborted.
+    /// Waits until no copy is in flight; later copies see what was revoked or aborted.
     pub(crate) fn quiesce(&self) {
         drop(self.copying.write());
     }
 
-    /// Keeps copies from being made, as a revocation does, until what is returned goes.
+    /// Prevents copies, as a revocation does, until the returned guard is dropped.
     #[cfg(test)]
     pub(crate) fn hold(&self) -> crate::sync::RwLockWriteGuard<'_, ()> {
         self.copying.write()

@@ -1,45 +1,47 @@
-//! How much memory peers can make a session keep for them.
+//! Limits for memory that a session keeps on behalf of peers.
 //!
-//! What a peer sends and the application has not taken is kept: notifications that nobody has read,
-//! tagged messages without a receive. Each of them holds its bytes ([`Held`]) of its peer's
-//! [`Share`] of the session's [`Quota`]. They are reserved when the frame begins, before its payload
-//! is read, so that frames which are under way on many lanes count too, and given back when the
-//! application takes it. A frame for which there is no room is not read: its lane is *paused*, until
-//! so much was given back that [`Control::resume`] has it looked at again.
+//! A session keeps data that a peer has sent and the application has not taken: notifications, and
+//! tagged messages without a matching receive. Each item holds its bytes ([`Held`]) of its peer's
+//! [`Share`] of the session's [`Quota`]. Bytes are reserved when the frame begins, before its
+//! payload is read, so that frames in flight on many lanes count as well, and returned when the
+//! application takes the item. A frame without room is not read: its lane is *paused*, until enough
+//! bytes were returned and [`Control::resume`] calls the lane again.
 //!
-//! A pause ends by what this session's application does, or by a limit of time; it never waits for
-//! the peer. So two sessions that pause for each other's messages do not wait for each other.
+//! `models/` checks under every interleaving that a paused lane is called again.
+//!
+//! A pause ends when this session's application takes items, or after a time limit; it never waits
+//! for the peer. So two sessions that pause each other's lanes do not wait for each other.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tcpx_proto::frame::{FLAG_NOTIFY, Header, Kind};
 
 use super::Control;
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// One peer may use this part of the quota: one that is not read does not keep the others out.
+/// Divides the quota among peers: a peer whose messages are not taken does not block the others.
 const PEERS: usize = 2;
 
-/// Bytes that a peer may always use: others that use up the quota do not silence it.
+/// Bytes that a peer may always use, even if others use up the quota.
 const GUARANTEED_BYTES: usize = 64 << 10;
 
-/// What keeping a notification costs besides its message: its place in the inbox, and allocations.
+/// Overhead of keeping a notification: its place in the inbox, and allocations.
 const NOTIFICATION_BYTES: usize = 128;
 
-/// What keeping an announced message costs besides its bytes: a queue for its tag, and its place.
+/// Overhead of keeping an announced message: a queue for its tag, and its place.
 const ANNOUNCEMENT_BYTES: usize = 512;
 
-/// What each entry of an announcement's table costs.
+/// Cost of each entry of an announcement's table.
 const ENTRY_BYTES: usize = 32;
 
-/// The longest notification that a session with this `queue_bytes` takes.
+/// Returns the length of the longest notification that a session with this `queue_bytes` accepts.
 pub(crate) fn longest_notification(queue_bytes: usize) -> usize {
     queue_bytes / PEERS - NOTIFICATION_BYTES
 }
 
-/// The bytes that a frame makes a session keep until its application takes them.
+/// Returns the bytes that a session keeps for a frame until its application takes them.
 pub(crate) fn cost(header: &Header) -> Option<usize> {
-    // The lengths were checked with the header: none comes near an overflow.
+    // The lengths were checked with the header: the sums cannot overflow.
     match header.kind {
         Kind::Notify => Some(header.payload as usize + NOTIFICATION_BYTES),
         Kind::Write if header.flags & FLAG_NOTIFY != 0 => {
@@ -53,13 +55,13 @@ pub(crate) fn cost(header: &Header) -> Option<usize> {
     }
 }
 
-/// What all peers of a session may make it keep.
+/// Memory that a session keeps for all peers.
 pub(crate) struct Quota {
     limit: usize,
     used: AtomicUsize,
-    /// A lane was paused since the last wake-up.
+    /// True if a lane was paused since the last wake-up.
     has_paused: AtomicBool,
-    /// Nobody takes anything any more: what does not fit is dropped.
+    /// True once the application takes nothing any more: data that does not fit is dropped.
     is_closing: AtomicBool,
     control: Arc<dyn Control>,
 }
@@ -75,7 +77,7 @@ impl Quota {
         })
     }
 
-    /// The most that one peer may use; also the most that waits to be sent to one.
+    /// Returns the limit for one peer; it also limits the bytes queued for one peer.
     pub(crate) fn of_a_peer(&self) -> usize {
         self.limit / PEERS
     }
@@ -88,7 +90,8 @@ impl Quota {
         })
     }
 
-    /// Drops from now on what does not fit, so that the lanes go on to the end of the session.
+    /// Drops data that does not fit from now on,
+    /// so that the lanes keep moving until the session ends.
     pub(crate) fn close(&self) {
         self.is_closing.store(true, Ordering::SeqCst);
         self.control.resume();
@@ -100,24 +103,24 @@ impl Quota {
     }
 }
 
-/// What one peer may make a session keep.
+/// Memory that a session keeps for one peer.
 pub(crate) struct Share {
     quota: Arc<Quota>,
     used: AtomicUsize,
 }
 
-/// What came of reserving memory.
+/// Result of a reservation.
 pub(crate) enum Reserved {
     /// There is room.
     Room(Held),
-    /// There is none now: somebody calls when there may be.
+    /// There is currently no room; the lane is called when there may be.
     Full,
-    /// There will be none, and nobody will look for what this was for.
+    /// There will be no room, and the item will not be needed.
     Nobody,
 }
 
 impl Share {
-    /// Reserves memory for something that the application has to take.
+    /// Reserves memory for an item that the application has to take.
     pub(crate) fn reserve(self: &Arc<Self>, bytes: usize) -> Reserved {
         if let Some(held) = self.try_reserve(bytes) {
             return Reserved::Room(held);
@@ -125,7 +128,8 @@ impl Share {
         if self.quota.is_closing.load(Ordering::SeqCst) {
             return Reserved::Nobody;
         }
-        // Whoever gives memory back sees this, or what it gave back is seen by the second attempt.
+        // Either the thread that returns memory sees this flag, or the second attempt sees the
+        // returned memory.
         self.quota.has_paused.store(true, Ordering::SeqCst);
         match self.try_reserve(bytes) {
             Some(held) => Reserved::Room(held),
@@ -153,7 +157,7 @@ impl Share {
         let quota = &self.quota;
         quota.used.fetch_sub(bytes, Ordering::SeqCst);
         let left = self.used.fetch_sub(bytes, Ordering::SeqCst) - bytes;
-        // Not for each message: lanes go on when there is room for many.
+        // Not after each message: lanes resume when there is room for many.
         if left <= quota.of_a_peer() / 2
             && quota.has_paused.load(Ordering::SeqCst)
             && quota.has_paused.swap(false, Ordering::SeqCst)
@@ -163,21 +167,21 @@ impl Share {
     }
 }
 
-/// Adds where the sum stays within `limit`; returns what there was before.
+/// Adds `bytes` if the sum stays within `limit`; returns the previous value.
 fn add_within(used: &AtomicUsize, bytes: usize, limit: usize) -> Option<usize> {
     let add = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= limit);
     used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, add)
         .ok()
 }
 
-/// Bytes that are kept for a peer, until this is dropped.
+/// Bytes kept for a peer, until this value is dropped.
 pub(crate) struct Held {
     share: Arc<Share>,
     bytes: usize,
 }
 
 impl Held {
-    /// Gives a part of the bytes back.
+    /// Returns a part of the bytes.
     pub(crate) fn reduce(&mut self, bytes: usize) {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
@@ -236,7 +240,7 @@ mod tests {
         assert!(all.iter().all(Option::is_some));
         assert!(held(&peers[0], 1).is_none(), "more than its share");
         assert!(held(&peers[2], MIB).is_none(), "more than the quota");
-        // Others that use up the quota do not silence a peer.
+        // A peer keeps its guaranteed bytes when others use up the quota.
         let little = held(&peers[2], GUARANTEED_BYTES);
         assert!(little.is_some());
         assert!(held(&peers[2], 1).is_none());
@@ -246,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_was_paused_is_called_once_there_is_room_for_more() {
+    fn paused_lanes_are_called_once_there_is_room_for_many() {
         let (quota, calls) = quota(4 * MIB);
         let calls = || calls.0.load(Ordering::SeqCst);
         let peer = quota.share();
@@ -259,13 +263,13 @@ mod tests {
         first.reduce(MIB);
         assert_eq!(calls(), before + 1);
         drop(second);
-        assert_eq!(calls(), before + 1, "nobody was paused since");
+        assert_eq!(calls(), before + 1, "no lane was paused since");
         drop(first);
         assert_eq!(quota.used(), 0);
     }
 
     #[test]
-    fn a_session_that_closes_pauses_nobody() {
+    fn closing_session_pauses_no_lane() {
         let (quota, calls) = quota(4 * MIB);
         let peer = quota.share();
         let kept = held(&peer, 2 * MIB);
@@ -277,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_reserve_at_once_use_no_more_than_there_is() {
+    fn concurrent_reservations_stay_within_the_quota() {
         let (quota, _) = quota(2 * MIB);
         let peers: Vec<_> = (0..8).map(|_| quota.share()).collect();
         std::thread::scope(|scope| {

@@ -5,13 +5,17 @@ use std::sync::Arc;
 
 use tcpx_net::Span;
 
-/// Page size, so that buffers of their own never share a page.
-const ALIGNMENT: usize = 4096;
+/// Alignment of at least one page, so that two buffers never share a page.
+const ALIGNMENT: usize = if cfg!(target_arch = "x86_64") {
+    4 << 10
+} else {
+    64 << 10
+};
 
-/// Owned, page-aligned, zeroed host memory that peers may write to. Clones share the memory; it is
-/// freed with the last clone and the last region that was registered over it.
+/// Owned, page-aligned, zeroed host memory that peers may write to. Clones share the memory, which
+/// is freed with the last clone and the last region registered over it.
 ///
-/// Reading and writing go through copies, since a peer may be writing at the same moment.
+/// Reading and writing copy bytes, because a peer may be writing at the same moment.
 ///
 /// ```
 /// let buffer = tcpx::Buffer::new(1024);
@@ -42,19 +46,19 @@ impl Buffer {
         buffer
     }
 
-    /// Bytes in the buffer.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.memory.span.len()
     }
 
-    /// Whether the buffer has no bytes.
+    /// Returns whether the buffer is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The address of the first byte.
+    /// Returns the address of the first byte.
     #[must_use]
     pub fn address(&self) -> usize {
         self.memory.span.address()
@@ -63,7 +67,7 @@ impl Buffer {
     /// Copies `bytes` into the buffer.
     ///
     /// # Panics
-    /// When they do not fit.
+    /// If the bytes do not fit.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         let copied = self.range(offset, bytes.len()).copy_from(bytes);
         copied.expect("the buffer's own memory is mapped");
@@ -72,13 +76,13 @@ impl Buffer {
     /// Copies out of the buffer.
     ///
     /// # Panics
-    /// When `out` reaches past the end.
+    /// If `out` reaches past the end.
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         let copied = self.range(offset, out.len()).copy_to(out);
         copied.expect("the buffer's own memory is mapped");
     }
 
-    /// A copy of everything.
+    /// Returns a copy of the contents.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
         let mut out = vec![0; self.len()];
@@ -121,8 +125,8 @@ impl Allocation {
         if address.is_null() {
             handle_alloc_error(layout);
         }
-        // SAFETY: the allocation is valid until `drop`, and whoever uses the span holds an `Arc` of
-        // this (a `Buffer` or a region).
+        // SAFETY: the allocation is valid until `drop`, and every user of the span holds an `Arc`
+        // of this allocation (through a `Buffer` or a region).
         let span = unsafe { Span::new(address, len) };
         Self { span, layout }
     }
@@ -130,7 +134,8 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout in `new`; nobody holds this memory any more.
+        // SAFETY: allocated with this layout in `new`;
+        // the last owner is gone, so nothing uses the memory.
         unsafe { dealloc(self.span.address() as *mut u8, self.layout) };
     }
 }

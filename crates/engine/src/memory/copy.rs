@@ -7,17 +7,20 @@ use tcpx_net::{Cursor, Span};
 
 use super::slots::Pool;
 use crate::error::Error;
+use crate::trace::{End, Kind, Record, Start};
 
-/// Starts copies on devices and tells when they are over. Has one queue for each device that it has
-/// met, mostly one, and joins scattered copies to the session's batches.
+/// Starts copies on devices and reports their completion. Has one queue for each device that it has
+/// used, usually one, and adds scattered copies to the session's batches.
 #[derive(Default)]
 pub(crate) struct Copier {
-    /// Where to find batches; without, there are none.
+    /// The pool that holds the batches; `None` disables batching.
     pool: Option<Arc<Pool>>,
-    /// The batches of devices that it has met, where they have some.
+    /// Batches by device identity, for each device used so far; `None` if the device has none.
     batches: Vec<(usize, Option<Arc<Batches>>)>,
     queues: Vec<Made>,
     made: u64,
+    /// Copies that were started and are not known to be over, where there is a trace.
+    traced: Vec<TracedCopy>,
     ranges: Vec<Range>,
     entries: Vec<Entry>,
 }
@@ -28,11 +31,22 @@ struct Made {
     queue: Box<dyn Queue>,
 }
 
+/// Copies that a copier keeps for a trace: more than any has under way.
+const MAX_TRACED: usize = 64;
+
+/// A copy that is recorded when it is over.
+struct TracedCopy {
+    copy: PendingCopy,
+    began: Start,
+    record: Record,
+}
+
 /// A copy that was started.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PendingCopy {
     Queued {
-        /// The queue's serial number. A failed queue is replaced by one whose tickets restart.
+        /// The queue's serial number. A failed queue is replaced
+        /// by a new one whose tickets restart.
         queue: u64,
         ticket: Ticket,
     },
@@ -43,7 +57,7 @@ pub(crate) enum PendingCopy {
 }
 
 impl Copier {
-    /// Makes a copier that joins scattered copies to the batches of a session.
+    /// Makes a copier that adds scattered copies to the batches of a session.
     pub(crate) fn batching(pool: &Arc<Pool>) -> Self {
         Self {
             pool: Some(Arc::clone(pool)),
@@ -51,8 +65,8 @@ impl Copier {
         }
     }
 
-    /// Starts copying a device's memory, from where `cursor` stands in `spans`, to pinned memory, as
-    /// much as that holds.
+    /// Starts copying device memory, from the position of `cursor` in `spans`, to pinned memory,
+    /// until `to` is full.
     pub(crate) fn gather(
         &mut self,
         device: &dyn Device,
@@ -67,23 +81,28 @@ impl Copier {
         copy
     }
 
-    /// Starts copying ranges of a device's memory, back to back, to pinned memory of their length.
+    /// Starts copying ranges of device memory, back to back,
+    /// to pinned memory of the same total length.
     pub(crate) fn gather_ranges(
         &mut self,
         device: &dyn Device,
         from: &[Range],
         to: Span,
     ) -> Result<PendingCopy, Error> {
+        let began = self.trace_start();
         let at = to.address() as *mut u8;
-        if let Some(copy) = self.join(device, Move::Gather, from, at) {
-            return Ok(copy);
-        }
-        // SAFETY: the ranges are registered memory of the device, which stays valid until its revocation
-        // has waited for this copy; `to` is pinned and is not given back before the copy is over.
-        self.start(device, |queue| unsafe { queue.gather(from, at) })
+        let copy = match self.join(device, Move::Gather, from, at) {
+            Some(copy) => copy,
+            // SAFETY: the ranges are registered memory of the device, which stays valid until its
+            // revocation has waited for this copy; `to` is pinned and is not returned before the
+            // copy has completed.
+            None => self.start(device, |queue| unsafe { queue.gather(from, at) })?,
+        };
+        self.trace_copy(began, copy, Kind::CopyToHost, to.len());
+        Ok(copy)
     }
 
-    /// Starts copying pinned memory to a device's, from where `cursor` stands in `spans`.
+    /// Starts copying pinned memory to device memory, from the position of `cursor` in `spans`.
     pub(crate) fn scatter(
         &mut self,
         device: &dyn Device,
@@ -98,22 +117,26 @@ impl Copier {
         copy
     }
 
-    /// Starts copying pinned memory to ranges of a device's, of its length together.
+    /// Starts copying pinned memory to ranges of device memory of the same total length.
     pub(crate) fn scatter_ranges(
         &mut self,
         device: &dyn Device,
         from: Span,
         to: &[Range],
     ) -> Result<PendingCopy, Error> {
+        let began = self.trace_start();
         let at = from.address() as *mut u8;
-        if let Some(copy) = self.join(device, Move::Scatter, to, at) {
-            return Ok(copy);
-        }
-        // SAFETY: as in `gather_ranges`.
-        self.start(device, |queue| unsafe { queue.scatter(at, to) })
+        let copy = match self.join(device, Move::Scatter, to, at) {
+            Some(copy) => copy,
+            // SAFETY: as in `gather_ranges`.
+            None => self.start(device, |queue| unsafe { queue.scatter(at, to) })?,
+        };
+        self.trace_copy(began, copy, Kind::CopyToDevice, from.len());
+        Ok(copy)
     }
 
-    /// Starts copying fragments within a device, which end within 4 GiB after `base`, to where the cursor stands in `to`.
+    /// Starts copying fragments within a device to the position of the cursor in `to`. All
+    /// fragments must end within 4 GiB after `base`.
     pub(crate) fn unpack(
         &mut self,
         device: &dyn Device,
@@ -136,8 +159,8 @@ impl Copier {
             source.advance(from, count);
             target.advance(to, count);
         }
-        // SAFETY: as in `gather_ranges`, for both lists; the fragments stay until their receive is consumed,
-        // which is after this copy.
+        // SAFETY: as in `gather_ranges`, for both lists; the fragments stay until their receive is
+        // consumed, which happens after this copy.
         let copy = self.start(device, |queue| unsafe { queue.unpack(base, 0, &entries) });
         self.entries = entries;
         copy
@@ -156,35 +179,78 @@ impl Copier {
         self.start(device, |queue| unsafe { queue.copy(&from, &to) })
     }
 
-    /// Whether a copy is over. `wish` says how much the caller needs it.
+    /// Returns whether a copy has completed. `wish` tells how urgently the caller needs it.
     pub(crate) fn is_done(&mut self, copy: PendingCopy, wish: Wish) -> Result<bool, Error> {
-        match copy {
+        let outcome = match copy {
             PendingCopy::Queued { queue, ticket } => self.ask(queue, |q| q.is_done(ticket)),
             PendingCopy::Batched { device, ticket } => {
                 let batches = self.met(device).ok_or(Error::DeviceLost)?;
-                Ok(batches.is_done(ticket, wish)?)
+                batches.is_done(ticket, wish).map_err(Error::from)
             }
+        };
+        if outcome != Ok(false) && !self.traced.is_empty() {
+            self.trace_end(copy, outcome.is_ok());
         }
+        outcome
     }
 
-    /// Waits until a copy is over, one way or the other.
+    /// Waits until a copy has completed or failed.
     pub(crate) fn wait(&mut self, copy: PendingCopy) -> Result<(), Error> {
-        match copy {
+        let outcome = match copy {
             PendingCopy::Queued { queue, ticket } => self.ask(queue, |q| q.wait(ticket)),
             PendingCopy::Batched { device, ticket } => {
                 let batches = self.met(device).ok_or(Error::DeviceLost)?;
-                Ok(batches.wait(ticket)?)
+                batches.wait(ticket).map_err(Error::from)
             }
+        };
+        if !self.traced.is_empty() {
+            self.trace_end(copy, outcome.is_ok());
+        }
+        outcome
+    }
+
+    #[inline]
+    fn trace_start(&self) -> Option<Start> {
+        self.pool.as_ref().and_then(|pool| pool.trace().start())
+    }
+
+    /// Notes a copy that was started, to be recorded when it is over.
+    fn trace_copy(&mut self, began: Option<Start>, copy: PendingCopy, kind: Kind, bytes: usize) {
+        let Some(began) = began else { return };
+        if self.traced.len() == MAX_TRACED {
+            // Given up, and never asked after.
+            self.traced.remove(0);
+        }
+        let record = Record::new(kind).bytes(bytes as u64);
+        self.traced.push(TracedCopy {
+            copy,
+            began,
+            record,
+        });
+    }
+
+    /// Records a copy that is over. Others may share it, and ask as well: it is recorded once.
+    fn trace_end(&mut self, copy: PendingCopy, is_good: bool) {
+        let Some(at) = self.traced.iter().position(|known| known.copy == copy) else {
+            return;
+        };
+        let TracedCopy { began, record, .. } = self.traced.swap_remove(at);
+        if let Some(pool) = &self.pool {
+            let end = match is_good {
+                true => End::Done,
+                false => End::Failed,
+            };
+            pool.trace().span(Some(began), || record.end(end));
         }
     }
 
-    /// The batches of a device that was met.
+    /// Returns the batches of a device that was used before.
     fn met(&self, device: usize) -> Option<&Batches> {
         let met = self.batches.iter().find(|met| met.0 == device)?;
         met.1.as_deref()
     }
 
-    /// Joins a copy to the device's batches, if it is better there.
+    /// Adds a copy to the device's batches, if batching suits it.
     fn join(
         &mut self,
         device: &dyn Device,
@@ -208,7 +274,7 @@ impl Copier {
         Some(PendingCopy::Batched { device, ticket })
     }
 
-    /// Notes `len` bytes of a device's memory, from where `cursor` stands in `spans`, as ranges.
+    /// Stores `len` bytes of device memory, from the position of `cursor` in `spans`, as ranges.
     fn collect(&mut self, spans: &[Span], cursor: Cursor, len: usize) {
         self.ranges.clear();
         self.ranges.extend(ranges_of(spans, &cursor, len));
@@ -238,7 +304,8 @@ impl Copier {
         let mut turns = 0;
         let outcome = loop {
             match start(made.queue.as_mut()) {
-                // Copies that are under way make room when they end; if they fail, this one does.
+                // Copies in flight make room when they complete;
+                // if they fail, this one fails as well.
                 Err(tcpx_cuda::Error::QueueFull { .. }) => tcpx_cuda::give_way(&mut turns),
                 outcome => break outcome,
             }
@@ -265,7 +332,7 @@ impl Copier {
             return Err(Error::DeviceLost);
         };
         ask(made.queue.as_mut()).map_err(|error| match error {
-            // The failure of this copy alone.
+            // This failure affects only this copy.
             tcpx_cuda::Error::NotMapped => Error::MemoryFault,
             error => {
                 self.fail(serial);
@@ -274,13 +341,13 @@ impl Copier {
         })
     }
 
-    /// A failed queue is of no use; dropping it waits until nothing of it runs any more.
+    /// Drops a failed queue, which waits until none of its copies runs any more.
     fn fail(&mut self, serial: u64) {
         self.queues.retain(|q| q.serial != serial);
     }
 }
 
-/// The ranges of `len` bytes, from where `cursor` stands in `spans`.
+/// Returns the ranges of `len` bytes, from the position of `cursor` in `spans`.
 pub(crate) fn ranges_of<'a>(
     spans: &'a [Span],
     cursor: &'a Cursor,

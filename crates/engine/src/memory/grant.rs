@@ -1,4 +1,4 @@
-//! What a peer may do with our memory on behalf of one chunk.
+//! Access to local memory that a peer has on behalf of one chunk.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use tcpx_proto::lane::Op;
 
 use super::registry::{Memory, Refusal, Registry, one_device};
 
-/// Where the bytes of a chunk are.
+/// Location of the bytes of a chunk.
 #[derive(Clone, Copy)]
 pub(crate) struct Place<'a> {
-    /// In payload order.
+    /// The bytes, in payload order.
     pub(crate) spans: &'a [Span],
-    /// The device that all of it lies on, if sockets cannot reach it.
+    /// The device that holds all of the bytes, if sockets cannot access them.
     pub(crate) device: Option<&'a Arc<dyn Device>>,
-    /// What the spans belong to.
+    /// Registered memory that contains the spans.
     pub(crate) memory: &'a [Arc<Memory>],
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Grant {
     pub(crate) spans: Vec<Span>,
     memory: Vec<Arc<Memory>>,
     epoch: u64,
-    /// The device that all of it lies on, if sockets cannot reach it.
+    /// The device that holds all of the bytes, if sockets cannot access them.
     pub(crate) device: Option<Arc<dyn Device>>,
 }
 
@@ -37,7 +37,7 @@ impl Grant {
         op: Op,
         table: &Table<'_>,
     ) -> Result<(), Refusal> {
-        // Before the look-up: what is revoked after this shows as a changed epoch.
+        // Read before the look-up: a later revocation shows as a changed epoch.
         self.epoch = regions.epoch();
         regions.resolve(op, table, &mut self.spans, &mut self.memory)?;
         self.device = one_device(&self.memory)?;
@@ -56,20 +56,20 @@ impl Grant {
         dead
     }
 
-    /// Lets go of the memory: kept for another chunk, it must not keep buffers that nobody uses.
+    /// Releases the memory: a spare grant must not keep unused buffers alive.
     pub(crate) fn clear(&mut self) {
         self.spans.clear();
         self.memory.clear();
         self.device = None;
     }
 
-    /// The same, empty.
+    /// Returns the same grant, emptied.
     pub(crate) fn cleared(mut self) -> Self {
         self.clear();
         self
     }
 
-    /// Where its bytes are.
+    /// Returns the location of the bytes.
     pub(crate) fn place(&self) -> Place<'_> {
         Place {
             spans: &self.spans,

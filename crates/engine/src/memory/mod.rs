@@ -1,5 +1,4 @@
-//! Memory: who may touch which bytes, and until when; and how bytes get from one place to another
-//! within this process.
+//! Memory: access rights and their revocation, and copies between places within this process.
 
 mod buffer;
 mod copy;

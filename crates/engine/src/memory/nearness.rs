@@ -1,7 +1,7 @@
-//! Which of a session's interfaces are nearest to a device, and the NUMA node that workers belong on.
+//! Which of a session's interfaces are nearest to a device, and the NUMA node of the workers.
 //!
 //! Interfaces are compared once, when memory of a device is first registered. From then on a
-//! transfer has an [`InterfaceSet`] and a lane has one: whether a lane is near is a look at two
+//! transfer and a lane each have an [`InterfaceSet`]: checking whether a lane is near compares two
 //! numbers.
 
 use std::net::IpAddr;
@@ -16,40 +16,40 @@ use crate::config::{Config, GpuLocality, TransportKind};
 use crate::log::limited;
 use crate::sync::{Mutex, Rank};
 
-/// The node of workers that run anywhere.
+/// Value of `node` for workers that run anywhere.
 const ANYWHERE: u32 = u32::MAX;
 
-/// Some of a session's interfaces. Those behind the 63rd share a place in the set.
+/// A set of a session's interfaces. Interfaces from position 63 on share one bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InterfaceSet(u64);
 
 impl InterfaceSet {
-    /// Every interface, also those that are not known.
+    /// Every interface, including unknown ones.
     pub(crate) const ALL: Self = Self(u64::MAX);
 
-    /// The interface at this position among those that carry lanes.
+    /// Returns the set of the interface at this position among the interfaces that carry lanes.
     pub(crate) fn one(index: usize) -> Self {
         Self(1 << index.min(63))
     }
 
-    /// The interfaces that are in either of both.
+    /// Returns the interfaces in either set.
     pub(crate) fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether an interface is in both.
+    /// Returns whether the two sets have a common interface.
     #[inline]
     pub(crate) fn meets(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 }
 
-/// Where a session's interfaces sit, and which of them the memory of each device uses.
+/// Locations of a session's interfaces, and the interfaces that memory of each device uses.
 pub(crate) struct Nearness {
     sysfs: PathBuf,
-    /// Those that carry lanes; none where all are alike.
+    /// Interfaces that carry lanes; empty if locality is disabled.
     interfaces: Vec<Placed>,
-    /// One in how many of the interfaces a GPU of this machine uses, at the least.
+    /// Every GPU of this machine uses at least one in `parts` of the interfaces.
     parts: usize,
     devices: Mutex<Vec<Known>>,
     /// The NUMA node of all devices and their interfaces, or `ANYWHERE`.
@@ -66,15 +66,16 @@ struct Placed {
 struct Known {
     identity: usize,
     near: InterfaceSet,
-    /// The node that it and its interfaces are on, if that is one.
+    /// The node of the device and all of its interfaces, if they share one.
     node: Option<u32>,
 }
 
 impl Nearness {
-    /// Compares the interfaces that carry a session's lanes, by what the `sysfs` of the machine says.
+    /// Locates the interfaces that carry a session's lanes, according to `sysfs`.
     pub(crate) fn new(config: &Config, interfaces: &[Interface], sysfs: &Path) -> Self {
         let is_on = config.gpu_locality() == GpuLocality::Auto
-            // A plugin's devices carry the payload, whichever interface the lane's stream is on.
+            // A plugin's devices carry the payload,
+            // independent of the interface of the lane's stream.
             && config.transport() == TransportKind::Tcp;
         let interfaces: Vec<Placed> = interfaces
             .iter()
@@ -101,18 +102,18 @@ impl Nearness {
         nearness
     }
 
-    /// The root of sysfs.
+    /// Returns the root of sysfs.
     pub(crate) fn sysfs(&self) -> &Path {
         &self.sysfs
     }
 
-    /// One in how many of the interfaces a GPU of this machine uses, at the least: 1 where all use
-    /// all.
+    /// Returns the divisor `parts`: every GPU of this machine uses at least one in `parts` of the
+    /// interfaces; 1 if all GPUs use all interfaces.
     pub(crate) fn parts(&self) -> usize {
         self.parts
     }
 
-    /// How many of a connection's lanes are over these interfaces.
+    /// Returns how many of a connection's lanes run over these interfaces.
     pub(crate) fn lanes_over(&self, near: InterfaceSet, lanes: usize) -> usize {
         match near {
             InterfaceSet::ALL => lanes,
@@ -123,16 +124,16 @@ impl Nearness {
         }
     }
 
-    /// The NUMA node of all devices and of the interfaces that their memory uses; none where they are
-    /// on several, or it is not known.
+    /// Returns the NUMA node of all devices and of the interfaces that their memory uses; `None` if
+    /// they are on several nodes, or the node is unknown.
     #[inline]
     pub(crate) fn node(&self) -> Option<u32> {
         let node = self.node.load(Ordering::Relaxed);
         (node != ANYWHERE).then_some(node)
     }
 
-    /// The interface of a lane that leaves from this address. Every one where none has the address, and
-    /// within this machine, where the interfaces make no difference.
+    /// Returns the interface of a lane that leaves from this address. Returns all interfaces if the
+    /// address is unknown, and for lanes within this machine, where interfaces make no difference.
     pub(crate) fn interface_at(&self, address: IpAddr, is_local: bool) -> InterfaceSet {
         let mut interfaces = self.interfaces.iter();
         let index = interfaces.position(|i| i.addresses.contains(&address));
@@ -140,7 +141,7 @@ impl Nearness {
         index.map_or(InterfaceSet::ALL, InterfaceSet::one)
     }
 
-    /// The interfaces that a device's memory uses.
+    /// Returns the interfaces that a device's memory uses.
     pub(crate) fn of(&self, device: &dyn Device) -> InterfaceSet {
         let mut devices = self.devices.lock();
         let mut known = devices.iter();
@@ -207,7 +208,8 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A sysfs with two sockets: a NIC at each, `eth0` at the first, and a GPU at each.
+    /// PCI addresses of a machine with two sockets:
+    /// each socket has a GPU and a NIC, `eth0` on the first.
     pub(crate) const GPUS: [&str; 2] = ["0000:11:00.0", "0000:91:00.0"];
     const NICS: [&str; 2] = ["0000:01:00.0", "0000:81:00.0"];
 
@@ -265,7 +267,7 @@ pub(crate) mod tests {
         for index in 0..2 {
             let device = gpu(index);
             let near = nearness.of(&device);
-            // Asked again, it is known.
+            // The second call finds the device already known.
             assert_eq!(nearness.of(&device), near);
             for other in 0..2 {
                 let address = [10, 0, other as u8, 1].into();
@@ -273,14 +275,14 @@ pub(crate) mod tests {
                 assert_eq!(near.meets(interface), index == other);
                 assert!(near.meets(nearness.interface_at(address, true)));
             }
-            // A lane over something else is never left out.
+            // A lane over an unknown interface is never excluded.
             let elsewhere = nearness.interface_at([10, 7, 7, 7].into(), false);
             assert!(near.meets(elsewhere));
         }
     }
 
     #[test]
-    fn a_gpu_that_does_not_say_where_it_is_uses_all() {
+    fn gpu_of_unknown_location_uses_all_interfaces() {
         let tree = two_sockets();
         let nearness = Nearness::new(&Config::defaults(), &nics(tree.path()), tree.path());
         assert_eq!(nearness.of(&StandIn::new(1)), InterfaceSet::ALL);
@@ -289,7 +291,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_setting_and_a_plugin_turn_it_off() {
+    fn setting_and_plugin_disable_locality() {
         let tree = two_sockets();
         for (key, value) in [("gpu_locality", "off"), ("transport", "plugin")] {
             let config = Config::defaults().with(key, value).unwrap();
@@ -300,7 +302,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn workers_belong_on_a_node_while_all_gpus_and_their_interfaces_are_there() {
+    fn workers_have_a_node_while_all_gpus_and_interfaces_share_it() {
         let tree = two_sockets();
         let all = nics(tree.path());
         let nearness = Nearness::new(&Config::defaults(), &all, tree.path());
@@ -315,11 +317,12 @@ pub(crate) mod tests {
         let nearness = Nearness::new(&Config::defaults(), &all[..1], tree.path());
         nearness.of(&gpu(1));
         assert_eq!((nearness.parts(), nearness.node()), (1, None));
-        // At the same one: all interfaces are used, and all are there.
+        // The only interface is on the GPU's socket:
+        // all interfaces are used, and all are on its node.
         let nearness = Nearness::new(&Config::defaults(), &all[1..], tree.path());
         assert_eq!(nearness.of(&gpu(1)), InterfaceSet::ALL);
         assert_eq!(nearness.node(), Some(1));
-        // Nothing is known of the interface.
+        // The location of the interface is unknown.
         let mut unknown = all[1..].to_vec();
         unknown[0].locations.clear();
         let nearness = Nearness::new(&Config::defaults(), &unknown, tree.path());
@@ -328,7 +331,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn interfaces_behind_the_last_place_of_a_set_share_it() {
+    fn interfaces_beyond_the_last_bit_share_it() {
         let [near, last, behind] = [3, 63, 200].map(InterfaceSet::one);
         assert!(last.meets(behind) && !near.meets(behind));
         assert!(near.union(last).meets(behind));

@@ -10,9 +10,9 @@ use super::registry::{Memory, Registration, Registry};
 use crate::error::Error;
 use crate::ids::MemId;
 
-/// A registration. Clones are handles to the same one; it ends with the last handle or with
-/// [`Region::deregister`], and from then on neither this session nor a peer touches the memory
-/// through it: transfers that were using it fail.
+/// A registration of memory. Clones are handles to the same registration, which ends with the last
+/// handle or with [`Region::deregister`]. From then on neither this session nor a peer touches the
+/// memory through it: transfers that were using it fail.
 #[derive(Clone, Debug)]
 pub struct Region {
     registration: InProcess<Arc<Registration>>,
@@ -25,38 +25,38 @@ impl Region {
         }
     }
 
-    /// The registration's number within its session.
+    /// Returns the registration's number within its session.
     #[must_use]
     pub fn id(&self) -> MemId {
         self.registration.id
     }
 
-    /// Bytes in the region.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.memory().span.len()
     }
 
-    /// Whether the region has no bytes; it always has some.
+    /// Returns whether the region is empty; it never is.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// The address of the first byte.
+    /// Returns the address of the first byte.
     #[must_use]
     pub fn address(&self) -> usize {
         self.memory().span.address()
     }
 
-    /// What kind of memory it is.
+    /// Returns the kind of memory.
     #[must_use]
     pub fn kind(&self) -> MemoryKind {
         self.memory().kind
     }
 
-    /// What a peer needs to address this region. Registering the same range again gives the same
-    /// descriptor, so that what a peer has stored stays good.
+    /// Returns the descriptor that a peer needs to address this region. Registering the same range
+    /// again gives the same descriptor, so descriptors that peers have stored remain valid.
     #[must_use]
     pub fn descriptor(&self) -> RemoteRegion {
         RemoteRegion {
@@ -64,7 +64,16 @@ impl Region {
         }
     }
 
-    /// The position `offset` bytes into the region, for use in a [`Segment`].
+    /// Returns a short form of [`Region::descriptor`], for [`RemoteRegion::from_short`] at peers
+    /// that know address, length and kind of the region by other means. Returns `None` if the
+    /// region is not of the given kind.
+    #[must_use]
+    pub fn short_descriptor(&self, kind: MemoryKind) -> Option<[u8; RemoteRegion::SHORT_LEN]> {
+        let memory = self.memory();
+        (memory.kind == kind).then(|| memory.descriptor.encode_short())?
+    }
+
+    /// Returns the position `offset` bytes into the region, for use in a [`Segment`].
     #[must_use]
     pub fn at(&self, offset: usize) -> LocalSlice<'_> {
         LocalSlice {
@@ -73,11 +82,11 @@ impl Region {
         }
     }
 
-    /// Ends the registration now, whatever other handles exist. When this returns, the memory is no
+    /// Ends the registration now, even if other handles exist. When this returns, the memory is no
     /// longer touched and may be freed.
     ///
     /// # Errors
-    /// It had already ended.
+    /// The registration has already ended.
     pub fn deregister(&self) -> Result<(), Error> {
         self.registration.check()?;
         if self.registration.end() {
@@ -91,7 +100,7 @@ impl Region {
         &self.registration.memory
     }
 
-    /// Whether the registration is still in force.
+    /// Returns whether the registration has not ended.
     pub(crate) fn is_registered(&self) -> bool {
         self.registration.is_in_force()
     }
@@ -101,54 +110,72 @@ impl Region {
     }
 }
 
-/// A peer's region: address, length and the key that grants access. Carry it to the peer that shall
-/// use it by whatever means the application has.
+/// A peer's region: address, length and the key that grants access. Applications send it to the
+/// peer that will use it by any means they have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteRegion {
     descriptor: RegionDescriptor,
 }
 
 impl RemoteRegion {
-    /// The descriptor as bytes.
+    /// Length of [`Region::short_descriptor`].
+    pub const SHORT_LEN: usize = RegionDescriptor::SHORT_LEN;
+
+    /// Makes a descriptor from its short form and the known properties of the region.
+    ///
+    /// # Errors
+    /// The bytes are not a short descriptor, or the range wraps.
+    pub fn from_short(
+        short: [u8; Self::SHORT_LEN],
+        address: u64,
+        len: u64,
+        kind: MemoryKind,
+    ) -> Result<Self, Error> {
+        let descriptor = RegionDescriptor::decode_short(&short, address, len, kind);
+        let descriptor = descriptor.map_err(Error::BadDescriptor)?;
+        Ok(Self { descriptor })
+    }
+
+    /// Returns the descriptor as bytes.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         self.descriptor.encode().to_vec()
     }
 
-    /// Reads a descriptor.
+    /// Decodes a descriptor.
     ///
     /// # Errors
-    /// The bytes are no descriptor.
+    /// The bytes are not a descriptor.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, Error> {
         let descriptor = RegionDescriptor::decode(bytes).map_err(Error::BadDescriptor)?;
         Ok(Self { descriptor })
     }
 
-    /// Bytes in the region.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         usize::try_from(self.descriptor.len()).unwrap_or(usize::MAX)
     }
 
-    /// Whether the region has no bytes.
+    /// Returns whether the region is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.descriptor.len() == 0
     }
 
-    /// The address of the first byte, in the owner's address space.
+    /// Returns the address of the first byte, in the owner's address space.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.descriptor.address()
     }
 
-    /// What kind of memory it is, at its owner.
+    /// Returns the kind of memory at its owner.
     #[must_use]
     pub fn kind(&self) -> MemoryKind {
         self.descriptor.memory()
     }
 
-    /// The position `offset` bytes into the region, for use in a [`Segment`].
+    /// Returns the position `offset` bytes into the region, for use in a [`Segment`].
     #[must_use]
     pub fn at(&self, offset: usize) -> RemoteSlice<'_> {
         RemoteSlice {
@@ -167,7 +194,7 @@ impl RemoteRegion {
 pub struct LocalSlice<'a> {
     /// The region.
     pub region: &'a Region,
-    /// Bytes from its start.
+    /// Offset from the start of the region.
     pub offset: usize,
 }
 
@@ -176,18 +203,18 @@ pub struct LocalSlice<'a> {
 pub struct RemoteSlice<'a> {
     /// The region.
     pub region: &'a RemoteRegion,
-    /// Bytes from its start.
+    /// Offset from the start of the region.
     pub offset: usize,
 }
 
-/// One piece of a transfer: `len` bytes here and there. A READ copies from remote to local, a WRITE
-/// from local to remote.
+/// One piece of a transfer: `len` bytes of local and remote memory. A READ copies from remote to
+/// local, a WRITE from local to remote.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
-    /// Where, in this session.
+    /// Position in local memory.
     pub local: LocalSlice<'a>,
-    /// Where, at the peer.
+    /// Position in the peer's memory.
     pub remote: RemoteSlice<'a>,
-    /// How many bytes; none is legal and moves nothing.
+    /// Length in bytes; 0 is allowed and moves nothing.
     pub len: usize,
 }

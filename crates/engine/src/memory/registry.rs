@@ -1,7 +1,8 @@
-//! The registry of a session's memory: who may touch which bytes, and until when.
+//! The registry of a session's memory: access rights and their revocation.
 
 use std::collections::HashMap;
 use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -19,63 +20,63 @@ use super::{Buffer, MemId, MemoryKind, Region};
 use crate::error::Error;
 use crate::sync::{Mutex, Rank, RwLock};
 
-/// Those who may be using a session's memory.
+/// The parts of the engine that use a session's memory.
 pub(crate) trait Users: Send + Sync {
-    /// Makes sure that revoked memory is no longer touched. Waits for system calls and copies that
-    /// are under way, never for a peer.
+    /// Returns when revoked memory is no longer touched. Waits for system calls and copies in
+    /// flight, never for a peer.
     fn revoke(&self);
 }
 
 /// Memory under one or more registrations of the same range.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    /// Of the first registration, for messages.
+    /// The first registration's id, for messages.
     pub(crate) id: MemId,
     pub(crate) span: Span,
     pub(crate) kind: MemoryKind,
-    /// The device that it lies on, if sockets cannot reach it.
+    /// The device that holds the memory, if sockets cannot access it.
     pub(crate) device: Option<Arc<dyn Device>>,
-    /// The interfaces that transfers of it use.
+    /// The interfaces that transfers of this memory use.
     pub(crate) near: InterfaceSet,
     pub(super) descriptor: RegionDescriptor,
     live: AtomicBool,
-    /// The memory that this is a part of, under a key of its own.
+    /// The memory that an alias is a part of.
     part_of: Option<Arc<Memory>>,
 }
 
 impl Memory {
-    /// What grants a peer access.
+    /// Returns the key that grants a peer access.
     pub(crate) fn key(&self) -> RegionKey {
         self.descriptor.key()
     }
 
-    /// The memory that was registered: itself, or what it is a part of.
+    /// Returns the registered memory: itself, or the memory that an alias is a part of.
     pub(crate) fn root(self: &Arc<Self>) -> &Arc<Self> {
         self.part_of.as_ref().unwrap_or(self)
     }
 
-    /// Whether the memory may still be touched.
+    /// Returns whether the memory may still be touched.
     #[inline]
     pub(crate) fn is_live(&self) -> bool {
         self.live.load(Ordering::Acquire)
             && self.part_of.as_ref().is_none_or(|whole| whole.is_live())
     }
 
-    /// Whether a peer that has the key may do this with the memory now.
+    /// Returns whether a peer that has the key may perform `op` on the memory now.
     fn is_open_for(&self, op: Op) -> bool {
         self.is_live() && (op == Op::Read || self.part_of.is_none())
     }
 }
 
-/// One registration of memory; ends when it is dropped, if not before.
+/// One registration of memory; ends at the latest when it is dropped.
 pub(super) struct Registration {
     pub(super) id: MemId,
     pub(super) memory: Arc<Memory>,
     registry: Weak<Registry>,
     ended: AtomicBool,
     ending: Mutex<()>,
-    /// Keeps the engine's own buffer alive while it is registered. Belongs to the registration and
-    /// not to the memory: another registration of the range keeps it by other means, or by none.
+    /// Keeps the engine's own buffer alive while it is registered. Stored per registration and not
+    /// in `Memory`, because another registration of the same range may have another owner or none.
     _owner: Option<Buffer>,
 }
 
@@ -88,9 +89,10 @@ impl Registration {
         std::ptr::eq(self.registry.as_ptr(), Arc::as_ptr(registry))
     }
 
-    /// Ends it once; says whether this call did.
+    /// Ends the registration once; returns whether this call did.
     pub(super) fn end(&self) -> bool {
-        // Held to the end: for whoever comes second, too, the memory is no longer touched when this returns.
+        // Held until the end, so that a second caller, too, returns only when the memory is no
+        // longer touched.
         let _ending = self.ending.lock();
         if self.ended.swap(true, Ordering::AcqRel) {
             return false;
@@ -119,14 +121,40 @@ impl Drop for Registration {
     }
 }
 
+/// Hashes a region key by taking a part of it: keys are the output of a keyed hash, and only the
+/// registry inserts keys into the map.
+#[derive(Default)]
+struct ByKeyHasher(u64);
+
+type ByKey = BuildHasherDefault<ByKeyHasher>;
+
+impl Hasher for ByKeyHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        if let Some(part) = bytes.first_chunk() {
+            self.0 = u64::from_le_bytes(*part);
+        }
+    }
+
+    /// Skips the length prefix that an array hashes before its bytes.
+    fn write_usize(&mut self, _: usize) {}
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 /// All registrations of a session.
+///
+/// Grants access by key ([`Registry::resolve`]) and revokes it: removing a registration makes its
+/// memory dead and changes the epoch, and [`Registry::revoke`] returns when no user touches the
+/// memory any more. A chunk in flight checks its memory again only if the epoch has changed.
 pub(crate) struct Registry {
-    /// Region keys are a keyed hash of the range under this secret: nobody can guess one, and the
-    /// same range always has the same key.
-    secret: [u8; 32],
-    by_key: RwLock<HashMap<RegionKey, (Arc<Memory>, usize)>>,
+    /// Keyed hash state. A region key is the hash of the range under a secret, so keys cannot be
+    /// guessed, and the same range always has the same key.
+    keyed: Hmac<Sha256>,
+    by_key: RwLock<HashMap<RegionKey, (Arc<Memory>, usize), ByKey>>,
     next_id: AtomicU64,
-    /// Counts revocations, so that a chunk in flight need not look at its regions each time.
+    /// Counts revocations, so that a chunk in flight checks its regions only after one.
     epoch: AtomicU64,
     users: OnceLock<Weak<dyn Users>>,
 }
@@ -134,28 +162,29 @@ pub(crate) struct Registry {
 impl Registry {
     pub(crate) fn new(secret: [u8; 32]) -> Arc<Self> {
         Arc::new(Self {
-            secret,
-            by_key: RwLock::new(Rank::Registry, HashMap::new()),
+            keyed: <Hmac<Sha256> as KeyInit>::new_from_slice(&secret)
+                .expect("HMAC takes keys of any length"),
+            by_key: RwLock::new(Rank::Registry, HashMap::default()),
             next_id: AtomicU64::new(1),
             epoch: AtomicU64::new(0),
             users: OnceLock::new(),
         })
     }
 
-    /// Says who uses the memory. Called once, before anybody does.
+    /// Sets the users of the memory. Called once, before the memory is used.
     pub(crate) fn set_users(&self, users: Weak<dyn Users>) {
         let first = self.users.set(users);
-        debug_assert!(first.is_ok(), "a registry has its users once");
+        debug_assert!(first.is_ok(), "the users of a registry are set once");
     }
 
-    /// Makes sure that revoked memory is no longer touched.
+    /// Returns when revoked memory is no longer touched.
     pub(crate) fn revoke(&self) {
         if let Some(users) = self.users.get().and_then(Weak::upgrade) {
             users.revoke();
         }
     }
 
-    /// The GPU of the memory that was registered first, of what is still registered.
+    /// Returns the GPU of the oldest GPU memory that is still registered.
     pub(crate) fn first_gpu(&self) -> Option<Arc<dyn Device>> {
         let by_key = self.by_key.read();
         let on_gpus = by_key
@@ -166,7 +195,7 @@ impl Registry {
             .and_then(|(memory, _)| memory.device.clone())
     }
 
-    /// Registers memory; the same range and kind again shares what is there.
+    /// Registers memory; a repeated registration of the same range and kind shares the entry.
     pub(crate) fn add(
         self: &Arc<Self>,
         staging: &Staging,
@@ -190,9 +219,8 @@ impl Registry {
             },
             _ => MemoryKind::Host,
         };
-        let key = self.key(span, kind);
-        let descriptor = RegionDescriptor::new(span.address() as u64, span.len() as u64, key, kind)
-            .map_err(|_| bad())?;
+        let descriptor = self.describe(span, kind).ok_or_else(bad)?;
+        let key = descriptor.key();
         let id = MemId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let mut by_key = self.by_key.write();
         let (memory, count) = by_key.entry(key).or_insert_with(|| {
@@ -223,7 +251,7 @@ impl Registry {
         Ok(Region::new(registration))
     }
 
-    /// Opens a part of registered memory for READs of whoever has the new key, until
+    /// Opens a part of registered memory for READs with a new key, until
     /// [`Registry::remove_alias`].
     pub(crate) fn add_alias(&self, whole: &Arc<Memory>, span: Span) -> Arc<Memory> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
@@ -245,13 +273,13 @@ impl Registry {
         memory
     }
 
-    /// Closes an alias; harmless when it is closed already.
+    /// Closes an alias; does nothing if it is already closed.
     pub(crate) fn remove_alias(&self, alias: &Arc<Memory>) {
         self.remove(alias);
     }
 
-    /// Ends one registration; true when it was the last of its range, so that whoever is using the memory
-    /// must be made to stop.
+    /// Ends one registration. Returns true if it was the last one of its range, so that the caller
+    /// must stop the users of the memory.
     fn remove(&self, memory: &Arc<Memory>) -> bool {
         let mut by_key = self.by_key.write();
         let key = memory.descriptor.key();
@@ -268,21 +296,22 @@ impl Registry {
         true
     }
 
-    /// The memory that a key stands for, if it may be read and written.
+    /// Returns the memory of a key, if it may be read and written.
     pub(crate) fn find(&self, key: &RegionKey) -> Option<Arc<Memory>> {
         let by_key = self.by_key.read();
         let (memory, _) = by_key.get(key)?;
         memory.is_open_for(Op::Write).then(|| Arc::clone(memory))
     }
 
-    /// A number that changes whenever memory is revoked.
+    /// Returns a number that changes whenever memory is revoked.
     #[inline]
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Grants access to every range of `table` or to none: fills `spans` in payload order (touching
-    /// neighbours merged) and `memory` with what they belong to. An alias is open for READs alone.
+    /// Grants access to every range of `table` or to none: fills `spans` in payload order (adjacent
+    /// ranges merged) and `memory` with the memory that contains them. An alias is open for READs
+    /// only.
     pub(crate) fn resolve(
         &self,
         op: Op,
@@ -303,13 +332,14 @@ impl Registry {
         }
         let mut last = None;
         for entry in table.entries() {
-            // The table was decoded: the index is inside.
+            // Decoding the table checked that the index is in range.
             let owner = &memory[entry.region as usize];
             let span = owner.slice(entry).ok_or(Refusal::OutOfBounds {
                 address: entry.address,
                 len: entry.len,
             })?;
-            // A device does not copy across allocations, which regions of their own may be though they touch.
+            // A device does not copy across allocations,
+            // and adjacent regions may be separate allocations.
             if owner.device.is_none() || last == Some(entry.region) {
                 push_merged(spans, span);
             } else if !span.is_empty() {
@@ -320,22 +350,23 @@ impl Registry {
         Ok(())
     }
 
-    fn key(&self, span: Span, kind: MemoryKind) -> RegionKey {
+    /// Describes memory, under the key that this range and kind always have.
+    fn describe(&self, span: Span, kind: MemoryKind) -> Option<RegionDescriptor> {
         let (address, len) = (span.address() as u64, span.len() as u64);
-        let kind = kind.to_string();
-        self.keyed_hash(&[&address.to_le_bytes(), &len.to_le_bytes(), kind.as_bytes()])
+        let of = |key| RegionDescriptor::new(address, len, key, kind).ok();
+        let without_key = of(RegionKey([0; RegionKey::LEN]))?;
+        of(self.keyed_hash(&[&without_key.encode()]))
     }
 
     fn keyed_hash(&self, parts: &[&[u8]]) -> RegionKey {
-        let mut mac = <Hmac<Sha256> as KeyInit>::new_from_slice(&self.secret)
-            .expect("HMAC takes keys of any length");
+        let mut mac = self.keyed.clone();
         for part in parts {
             mac.update(part);
         }
         let tag = mac.finalize().into_bytes();
-        let mut key = [0; RegionKey::LEN];
-        key.copy_from_slice(&tag[..RegionKey::LEN]);
-        RegionKey(key)
+        let mut secret = [0; RegionKey::SECRET_LEN];
+        secret.copy_from_slice(&tag[..RegionKey::SECRET_LEN]);
+        RegionKey::from_secret(secret)
     }
 }
 
@@ -347,12 +378,12 @@ impl Memory {
     }
 }
 
-/// The device that all of `memory` lies on; an error if it lies in more than one place.
+/// Returns the device that holds all of `memory`; an error if it is in more than one place.
 pub(crate) fn one_device(memory: &[Arc<Memory>]) -> Result<Option<Arc<dyn Device>>, Refusal> {
     one_place(memory.iter().map(|memory| memory.device.as_ref()))
 }
 
-/// The one of these places, which must all be the same: a device, or none of them.
+/// Returns the common place of all items: a device, or `None` for host memory.
 pub(crate) fn one_place<'a>(
     mut places: impl Iterator<Item = Option<&'a Arc<dyn Device>>>,
 ) -> Result<Option<Arc<dyn Device>>, Refusal> {
@@ -392,7 +423,7 @@ impl Refusal {
         }
     }
 
-    /// What a peer is told whose access to our memory has failed with `error`.
+    /// Returns the refusal that a peer gets when access to our memory failed with `error`.
     pub(crate) fn failed(error: &Error) -> Self {
         match error {
             Error::MemoryFault => Self::Fault,
@@ -401,7 +432,8 @@ impl Refusal {
     }
 }
 
-/// Appends a span, joined to the last one when they touch: fewer spans, fewer system calls.
+/// Appends a span, joined to the last one if they are adjacent:
+/// fewer spans need fewer system calls.
 pub(crate) fn push_merged(spans: &mut Vec<Span>, span: Span) {
     if let Some(last) = spans.last_mut()
         && let Some(joined) = last.join(span)

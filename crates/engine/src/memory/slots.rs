@@ -1,43 +1,48 @@
-//! Pinned host memory, cut into slots of one size.
+//! Pinned host memory, divided into slots of one size.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tcpx_cuda::{Batches, Device, Pinned};
 use tcpx_net::Span;
 
 use crate::error::Error;
 use crate::sync::{Mutex, Rank};
+use crate::trace::{Kind, Record, Trace};
 
-/// Slots that are pinned at once: pinning is slow, and large pieces get large pages.
+/// Slots pinned at once: pinning is slow, and large pieces get large pages.
 const SLAB_SLOTS: usize = 8;
 
-/// What a slot is used for. Each has slots of its own: if sending could take them all, two sessions that send to
-/// each other could both be unable to receive.
+/// Use of a slot. Each direction has its own slots: if sending could take all of them, two sessions
+/// that send to each other could both be unable to receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Out = 0,
     In = 1,
 }
 
-/// The slots of a session. Memory is pinned as it is needed, up to a limit, and kept.
+/// The slots of a session. Memory is pinned on demand, up to a limit, and kept.
 pub(crate) struct Pool {
     slot_bytes: usize,
-    /// By direction.
+    /// Slots that each direction may use, by direction.
     limits: [usize; 2],
+    /// Counts waits for a slot.
+    waits: AtomicU64,
+    trace: Trace,
     state: Mutex<PoolState>,
 }
 
 struct PoolState {
-    /// Of devices whose memory is registered.
+    /// Batches of the devices that have registered memory.
     batches: Vec<Arc<Batches>>,
-    /// By the NUMA node that their memory is on.
+    /// Slots by the NUMA node of their memory.
     shelves: Vec<(Option<u32>, SlotList)>,
-    // By direction; ≤ limits
+    // Slots in use by direction, at most `limits`.
     used: [usize; 2],
 }
 
 impl PoolState {
-    /// The shelf for a device's NUMA node.
+    /// Returns the shelf for a device's NUMA node.
     fn shelf(&mut self, device: &dyn Device, slot_bytes: usize) -> usize {
         let node = device.numa_node();
         let known = self.shelves.iter().position(|(at, _)| *at == node);
@@ -47,12 +52,12 @@ impl PoolState {
         })
     }
 
-    /// How many slots there are, free or not.
+    /// Returns the number of slots, free and in use.
     fn len(&self) -> usize {
         self.shelves.iter().map(|(_, slots)| slots.len()).sum()
     }
 
-    /// Takes a free slot, of this shelf or else of another: the shelf and the slot's address.
+    /// Takes a free slot, preferably from this shelf; returns the shelf and the slot's address.
     fn take(&mut self, shelf: usize) -> Option<(usize, usize)> {
         let others = (0..self.shelves.len()).filter(|other| *other != shelf);
         let mut shelves = [shelf].into_iter().chain(others);
@@ -60,11 +65,11 @@ impl PoolState {
     }
 }
 
-/// Pinned memory that is cut into slots of one size, and which of them are free.
+/// Pinned memory divided into slots of one size, and the list of free slots.
 pub(crate) struct SlotList {
     slot_bytes: usize,
     slabs: Vec<Pinned>,
-    /// Addresses. The last used is the first to be used again: it is still in the cache.
+    /// Addresses of free slots. The slot used last is reused first: it is still in the cache.
     free: Vec<usize>,
 }
 
@@ -77,7 +82,7 @@ impl SlotList {
         }
     }
 
-    /// Adds memory, which is kept as long as the list is.
+    /// Adds memory, which is kept as long as the list.
     pub(crate) fn add(&mut self, slab: Pinned) {
         let base = slab.address() as usize;
         let slots = slab.len() / self.slot_bytes;
@@ -86,18 +91,18 @@ impl SlotList {
         self.slabs.push(slab);
     }
 
-    /// How many slots there are, free or not.
+    /// Returns the number of slots, free and in use.
     fn len(&self) -> usize {
         let slots = |slab: &Pinned| slab.len() / self.slot_bytes;
         self.slabs.iter().map(slots).sum()
     }
 
-    /// Takes a free slot: its address.
+    /// Takes a free slot and returns its address.
     pub(crate) fn take(&mut self) -> Option<usize> {
         self.free.pop()
     }
 
-    /// Gives the slot at this address back.
+    /// Returns the slot at this address to the list.
     pub(crate) fn give(&mut self, address: usize) {
         debug_assert!(!self.free.contains(&address), "given back twice");
         self.free.push(address);
@@ -105,9 +110,17 @@ impl SlotList {
 }
 
 impl Pool {
+    /// Makes one without a trace.
+    #[cfg(test)]
     pub(crate) fn new(slot_bytes: usize, bytes: usize) -> Arc<Self> {
+        Self::traced(slot_bytes, bytes, &Trace::default())
+    }
+
+    pub(crate) fn traced(slot_bytes: usize, bytes: usize, trace: &Trace) -> Arc<Self> {
         let slots = (bytes / slot_bytes).max(2);
         Arc::new(Self {
+            trace: trace.clone(),
+            waits: AtomicU64::new(0),
             slot_bytes,
             limits: [slots / 2, slots - slots / 2],
             state: Mutex::new(
@@ -121,38 +134,56 @@ impl Pool {
         })
     }
 
-    /// Whether memory is pinned on a device's NUMA node.
+    /// Returns whether memory is pinned on a device's NUMA node.
     pub(crate) fn has_near(&self, device: &dyn Device) -> bool {
         let state = self.state.lock();
         let mut shelves = state.shelves.iter();
         shelves.any(|(node, slots)| *node == device.numa_node() && slots.len() > 0)
     }
 
-    /// The batches of a device, if it has some.
+    /// Returns the batches of a device, if any.
     pub(crate) fn batches(&self, device: &dyn Device) -> Option<Arc<Batches>> {
         let state = self.state.lock();
         let mut batches = state.batches.iter();
         batches.find(|batches| batches.is_of(device)).cloned()
     }
 
-    /// Lets copies of a device share these.
+    /// Makes batches available to copies of their device.
     pub(crate) fn add_batches(&self, batches: Batches) {
         self.state.lock().batches.push(Arc::new(batches));
     }
 
-    /// Bytes in a slot.
+    /// Returns the size of a slot in bytes.
     pub(crate) fn slot_bytes(&self) -> usize {
         self.slot_bytes
     }
 
-    /// Slots that may still be taken, as things are now.
+    /// Returns the number of slots that may currently still be taken.
     pub(crate) fn left(&self, direction: Direction) -> usize {
         let direction = direction as usize;
         self.limits[direction] - self.state.lock().used[direction]
     }
 
-    /// Takes a slot; none when as many are in use as may be. Whoever holds one gives it back without waiting
-    /// for others, so it is worth asking again.
+    /// Counts the begin of a wait for a slot.
+    pub(crate) fn note_wait(&self) {
+        self.waits.fetch_add(1, Ordering::Relaxed);
+        if let Some(trace) = self.trace.on() {
+            trace.event(Record::new(Kind::NoSlot));
+        }
+    }
+
+    /// Records copies between slots and devices.
+    pub(crate) fn trace(&self) -> &Trace {
+        &self.trace
+    }
+
+    /// Returns the number of waits for a slot.
+    pub(crate) fn waits(&self) -> u64 {
+        self.waits.load(Ordering::Relaxed)
+    }
+
+    /// Takes a slot; returns `None` at the limit. A holder returns its slot without waiting for
+    /// others, so a retry will succeed.
     pub(crate) fn take(
         self: &Arc<Self>,
         device: &dyn Device,
@@ -170,7 +201,7 @@ impl Pool {
         let Some((shelf, address)) = state.take(shelf) else {
             return match pinned {
                 Err(error) if state.used[direction as usize] == 0 => Err(error),
-                // One comes back.
+                // A slot in use will be returned.
                 _ => Ok(None),
             };
         };
@@ -186,7 +217,7 @@ impl Pool {
         }))
     }
 
-    /// Pins memory until there are `slots` on the device's NUMA node, or as many as may be.
+    /// Pins memory until the device's NUMA node has `slots` slots, or the limit is reached.
     pub(crate) fn grow(&self, device: &dyn Device, slots: usize) -> Result<(), Error> {
         let mut state = self.state.lock();
         let shelf = state.shelf(device, self.slot_bytes);
@@ -196,7 +227,7 @@ impl Pool {
         Ok(())
     }
 
-    /// How many more slots may be pinned.
+    /// Returns how many more slots may be pinned.
     fn may_pin(&self, state: &PoolState) -> usize {
         self.limits[0] + self.limits[1] - state.len()
     }
@@ -213,7 +244,8 @@ impl Pool {
     }
 }
 
-/// Pinned memory for one part of a chunk. Dropping it gives it back: only once no copy uses it.
+/// Pinned memory for one part of a chunk. Dropping the slot returns it, so it must outlive all
+/// copies that use it.
 pub(crate) struct Slot {
     backing: Backing,
     address: usize,
@@ -226,12 +258,12 @@ enum Backing {
         direction: Direction,
         shelf: usize,
     },
-    /// Of its own, freed with the slot.
+    /// Memory outside of the pool, freed with the slot.
     Own { _pinned: Pinned },
 }
 
 impl Slot {
-    /// A slot outside of any pool.
+    /// Makes a slot outside of any pool.
     pub(crate) fn own(device: &dyn Device, len: usize) -> Result<Self, Error> {
         let pinned = device.pin(len)?;
         Ok(Self {
@@ -241,12 +273,12 @@ impl Slot {
         })
     }
 
-    /// Bytes `from` to `to` of the slot, which is the caller's until it is dropped. No copy may use
-    /// them after that.
+    /// Returns bytes `from` to `to` of the slot, which belongs to the caller until it is dropped.
+    /// No copy may use the bytes after that.
     pub(crate) fn span(&self, from: usize, to: usize) -> Span {
         debug_assert!(from <= to && to <= self.len, "inside the slot");
-        // SAFETY: inside memory that is pinned at least as long as the slot is there; its holder waits
-        // for copies before it drops the slot.
+        // SAFETY: the span lies inside memory that stays pinned at least as long as the slot
+        // exists; the holder waits for copies before it drops the slot.
         unsafe { Span::new((self.address + from) as *mut u8, to - from) }
     }
 
@@ -306,27 +338,27 @@ mod tests {
     }
 
     #[test]
-    fn each_device_has_slots_of_its_own_node_while_there_are_some() {
+    fn each_device_prefers_slots_of_its_own_node() {
         let [first, second] = [0, 1].map(|node| StandIn::new(1).at("0000:01:00.0", node));
         let pool = Pool::new(4096, 6 * SLAB_SLOTS * 4096);
         pool.grow(&first, SLAB_SLOTS).unwrap();
         assert!(pool.has_near(&first) && !pool.has_near(&second));
         let shelf = |slot: &Slot| match slot.backing {
             Backing::Pool { shelf, .. } => shelf,
-            Backing::Own { .. } => panic!("it is of the pool"),
+            Backing::Own { .. } => panic!("the slot belongs to the pool"),
         };
         let take = |device, direction| pool.take(device, direction).unwrap();
         let near = take(&second, Direction::In).unwrap();
         assert_eq!(shelf(&near), 1);
         drop(near);
         assert_eq!(shelf(&take(&first, Direction::In).unwrap()), 0);
-        // All memory that may be pinned is on the first node, but for one slab.
+        // All memory that may be pinned is on the first node, except for one slab.
         pool.grow(&first, usize::MAX).unwrap();
         let all: Vec<_> = std::iter::from_fn(|| take(&second, Direction::Out)).collect();
         let near = all.iter().filter(|slot| shelf(slot) == 1).count();
         assert_eq!((all.len(), near), (3 * SLAB_SLOTS, SLAB_SLOTS));
         drop(all);
-        // Each has gone back to where it belongs.
+        // Each slot has returned to its own shelf.
         assert_eq!(shelf(&take(&first, Direction::Out).unwrap()), 0);
     }
 

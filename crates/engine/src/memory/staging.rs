@@ -1,7 +1,6 @@
-//! What a session needs to move memory that sockets cannot reach: a GPU's passes through pinned host
-//! memory.
+//! Staging of memory that sockets cannot access: GPU memory passes through pinned host memory.
 //!
-//! Slots come from one [`Pool`] per session and have one size, whatever the size of the chunk: a large
+//! Slots come from one [`Pool`] per session and have one size, independent of the chunk: a large
 //! chunk passes through in parts.
 
 use std::sync::Arc;
@@ -17,14 +16,15 @@ use crate::config::{Config, StagingKind};
 use crate::error::Error;
 use crate::log::limited;
 use crate::sync::{Mutex, Rank};
+use crate::trace::Trace;
 
-/// Copies up to this size are over before anything else could be done meanwhile.
+/// Copies up to this size complete sooner than switching to other work would take.
 const SHORT_BYTES: usize = 16 << 10;
-/// How long a short copy is looked at without doing anything else.
+/// Limits how long a thread spins on a short copy.
 const SHORT_WAIT: Duration = Duration::from_micros(15);
 
-/// Looks at a copy of `bytes` until `is_over` or until it has taken longer than a short copy should;
-/// not at all at a long one.
+/// Spins until a short copy `is_over`, or has taken longer than a short copy should. Returns at
+/// once for a long copy.
 pub(crate) fn glance(bytes: usize, mut is_over: impl FnMut() -> bool) {
     if bytes > SHORT_BYTES {
         return;
@@ -35,7 +35,7 @@ pub(crate) fn glance(bytes: usize, mut is_over: impl FnMut() -> bool) {
     }
 }
 
-/// Whether two memories lie in the same place: both where sockets reach them, or on the same device.
+/// Returns whether two memories are in the same place: both in host memory, or on the same device.
 pub(crate) fn is_same_place(a: Option<&Arc<dyn Device>>, b: Option<&Arc<dyn Device>>) -> bool {
     match (a, b) {
         (Some(a), Some(b)) => a.is_same(b.as_ref()),
@@ -43,16 +43,16 @@ pub(crate) fn is_same_place(a: Option<&Arc<dyn Device>>, b: Option<&Arc<dyn Devi
     }
 }
 
-/// What a session needs to move memory of devices.
+/// State that a session needs to move device memory.
 pub(crate) struct Staging {
     pub(crate) pool: Arc<Pool>,
-    /// Stands for the device of host memory, where that is staged too.
+    /// Stand-in for a GPU that stages host memory as well, if configured.
     host: Option<Arc<dyn Device>>,
-    /// Slots that are made with the first region on a device, so that no transfer waits for them.
+    /// Slots pinned with the first region on a device, so that no transfer waits for pinning.
     first_slots: usize,
-    /// What batches take of a device's memory; 0 where there are to be none.
+    /// Device memory for batches; 0 disables batches.
     device_bytes: usize,
-    /// A batch with a slot of each lane is full: more never come together.
+    /// Size of a full batch: one slot of each lane, since no more copies ever come together.
     full_bytes: usize,
     /// Which interfaces are near a device.
     pub(crate) nearness: Arc<Nearness>,
@@ -61,14 +61,14 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    pub(crate) fn new(config: &Config, nearness: Nearness) -> Self {
+    pub(crate) fn new(config: &Config, nearness: Nearness, trace: &Trace) -> Self {
         let slot_bytes = config.staging_slot_bytes();
         let host = match config.staging() {
             StagingKind::Auto => None,
             StagingKind::Always => Some(Arc::new(StandIn::new(1)) as Arc<dyn Device>),
         };
         Self {
-            pool: Pool::new(slot_bytes, config.staging_bytes()),
+            pool: Pool::traced(slot_bytes, config.staging_bytes(), trace),
             host,
             device_bytes: config.device_bytes(),
             full_bytes: slot_bytes * config.lanes(),
@@ -78,15 +78,15 @@ impl Staging {
         }
     }
 
-    /// Takes host memory for that of this device.
+    /// Stages host memory through this device.
     #[cfg(test)]
     pub(crate) fn on(mut self, device: StandIn) -> Self {
         self.host = Some(Arc::new(device));
         self
     }
 
-    /// The device that memory lies on, if sockets cannot reach it. `claimed` is what the caller takes the memory for;
-    /// what the driver says counts more.
+    /// Returns the device that holds the memory, if sockets cannot access it. `claimed` is the
+    /// caller's information; the driver's answer takes precedence.
     pub(crate) fn device_of(
         &self,
         span: Span,
@@ -94,7 +94,7 @@ impl Staging {
     ) -> Result<Option<Arc<dyn Device>>, Error> {
         let mut found = tcpx_cuda::locate(span.address(), span.len())?;
         if let (None, MemoryKind::Cuda { device }) = (&found, claimed) {
-            // Whoever never used CUDA in this process cannot have memory of a device; say what is missing.
+            // A process that never used CUDA cannot have device memory; report what is missing.
             tcpx_cuda::device(device)?;
             found = tcpx_cuda::locate(span.address(), span.len())?;
             if found.is_none() {
@@ -113,7 +113,8 @@ impl Staging {
         }
     }
 
-    /// A slot for a copy that somebody waits for: of the pool if it fits, else of its own.
+    /// Returns a slot for a copy that a caller waits for:
+    /// from the pool if it fits, otherwise its own.
     pub(crate) fn slot(&self, device: &dyn Device, len: usize) -> Result<Slot, Error> {
         if let Some(slot) = self.pool.take(device, Direction::Out)?
             && slot.len() >= len
@@ -123,18 +124,18 @@ impl Staging {
         Slot::own(device, len)
     }
 
-    /// What stands for the device of host memory, if that is staged too.
+    /// Returns the stand-in for the device of host memory, if host memory is staged.
     pub(crate) fn host(&self) -> Option<&Arc<dyn Device>> {
         self.host.as_ref()
     }
 
-    /// Whether this stands for the device of host memory.
+    /// Returns whether the device is the stand-in for host memory.
     pub(crate) fn is_host(&self, device: &dyn Device) -> bool {
         self.host.as_ref().is_some_and(|host| host.is_same(device))
     }
 
-    /// Takes the device memory in which scattered copies are batched. Without, each of them is a launch
-    /// of its own.
+    /// Reserves device memory in which scattered copies are batched. Without batches, each copy is
+    /// a separate launch.
     fn prepare_batches(&self, device: &dyn Device) {
         if self.device_bytes == 0 || self.is_host(device) {
             return;
@@ -144,13 +145,14 @@ impl Staging {
             Err(error) => limited!(
                 WARN,
                 %error,
+                remedy = "leave TCPX_DEVICE_BYTES free on the device",
                 "no device memory for batches of scattered blocks: kernels of the application will \
-                 be slower while such blocks move. Leave TCPX_DEVICE_BYTES free on the device"
+                 be slower while such blocks move"
             ),
         }
     }
 
-    /// Does what would make the first transfer slow: loads the device's kernels, makes the first slots.
+    /// Does work that would slow down the first transfer: loads the device's kernels, pins slots.
     fn prepare(&self, device: &dyn Device) -> Result<(), Error> {
         let mut prepared = self.prepared.lock();
         if !prepared.contains(&device.identity()) {

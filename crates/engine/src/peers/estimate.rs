@@ -1,30 +1,30 @@
-//! How long a transfer is going to take, judged by those that came before.
+//! Estimates of transfer durations, from earlier transfers.
 
 use std::time::Duration;
 
-/// What is assumed of a peer before anything was measured: a 10 Gbit/s link across a data centre.
+/// Assumptions before anything was measured: a 10 Gbit/s link across a data centre.
 const ASSUMED_BYTES_PER_SECOND: f64 = 1.25e9;
 const ASSUMED_ROUND_TRIP: f64 = 100e-6;
 
-/// Transfers up to this size tell about the round trip, from `BULK_BYTES` on about bandwidth.
+/// Transfers up to this size measure the round trip, transfers from `BULK_BYTES` on the bandwidth.
 const SMALL_BYTES: u64 = 16 << 10;
 const BULK_BYTES: u64 = 1 << 20;
 
 /// The weight of a new sample.
 const WEIGHT: f64 = 0.125;
 
-/// A guess of how long a transfer takes.
+/// An estimate of a transfer's duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Estimate {
-    /// The likeliest duration.
+    /// The most likely duration.
     pub duration: Duration,
-    /// How far off that may be: about four mean deviations of what was seen, or the whole duration when
-    /// nothing was.
+    /// Uncertainty of the duration: about four mean deviations of the measurements, or the whole
+    /// duration without any.
     pub margin: Duration,
 }
 
 impl Estimate {
-    /// Of a transfer that does not happen.
+    /// The estimate of a transfer that does not happen.
     pub(crate) const NONE: Self = Self {
         duration: Duration::ZERO,
         margin: Duration::ZERO,
@@ -56,7 +56,7 @@ impl Smoothed {
     }
 }
 
-/// What is known of the way to a peer.
+/// Measurements of the path to a peer.
 #[derive(Debug, Default)]
 pub(crate) struct Measured {
     seconds_per_byte: Option<Smoothed>,
@@ -105,12 +105,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn estimates_converge_to_what_was_measured() {
+    fn estimates_converge_to_the_measurements() {
         let mut measured = Measured::default();
         let blind = measured.estimate(64 << 20);
         assert!(
             blind.margin >= blind.duration / 2,
-            "an unmeasured guess says so: {blind:?}"
+            "the margin of an unmeasured estimate is too small: {blind:?}"
         );
         for _ in 0..100 {
             measured.transfer(4096, Duration::from_micros(20));

@@ -1,31 +1,33 @@
 //! Notifications that have arrived.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use tcpx_proto::info::ConnectionInfo;
 
 use crate::link::{Held, Origin};
 use crate::sync::{Condvar, Mutex, Rank};
+use crate::transfer::Queue;
 
-/// A message from a peer: sent on its own, or with a transfer and then delivered once the transfer
-/// is complete.
+/// A message from a peer: sent separately,
+/// or with a transfer and then delivered once the transfer is complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notification {
-    /// The name of the sending session. That of a session whose connection info is loaded is proven;
-    /// otherwise it is what a session that knows this one's connection info calls itself.
+    /// The name of the sending session. The name is proven if the session's connection info is
+    /// loaded; otherwise it is the name that a session which knows this one's connection info
+    /// claims.
     pub from: String,
     /// The message; any bytes, possibly none.
     pub message: Vec<u8>,
 }
 
-/// A notification that nobody has taken.
+/// A notification that was not taken.
 struct Arrived {
     from: Arc<Origin>,
     message: Vec<u8>,
-    /// Given back as soon as it is taken.
+    /// Released as soon as the notification is taken.
     _held: Option<Held>,
 }
 
@@ -42,8 +44,12 @@ impl From<Arrived> for Notification {
 pub(crate) struct Inbox {
     messages: Mutex<VecDeque<Arrived>>,
     arrived: Condvar,
-    /// Nothing more arrives.
+    /// True once nothing more arrives.
     closed: AtomicBool,
+    /// True once there was a subscriber.
+    has_subscribers: AtomicBool,
+    /// Event loops to notify of notifications and of the end.
+    subscribers: Mutex<Vec<Weak<Queue>>>,
 }
 
 impl Inbox {
@@ -52,16 +58,51 @@ impl Inbox {
             messages: Mutex::new(Rank::Inbox, VecDeque::new()),
             arrived: Condvar::new(),
             closed: AtomicBool::new(false),
+            has_subscribers: AtomicBool::new(false),
+            subscribers: Mutex::new(Rank::Inbox, Vec::new()),
+        }
+    }
+
+    /// Notifies `queue` of later arrivals and of the end, as long as the queue exists.
+    pub(crate) fn subscribe(&self, queue: &Arc<Queue>) {
+        let mut subscribers = self.subscribers.lock();
+        subscribers.retain(|known| known.strong_count() > 0);
+        let is_known = |known: &Weak<Queue>| std::ptr::eq(known.as_ptr(), Arc::as_ptr(queue));
+        if !subscribers.iter().any(is_known) {
+            subscribers.push(Arc::downgrade(queue));
+        }
+        // Under the lock: `close` either has notified earlier subscribers, or is going to.
+        if self.closed.load(Ordering::Relaxed) {
+            queue.closed();
+        }
+        drop(subscribers);
+        // Under the lock of the messages: a caller that checks for messages after this finds
+        // earlier ones, which cause no event.
+        let _messages = self.messages.lock();
+        self.has_subscribers.store(true, Ordering::Release);
+    }
+
+    fn tell(&self, event: impl Fn(&Queue)) {
+        for subscriber in self.subscribers.lock().iter().filter_map(Weak::upgrade) {
+            event(&subscriber);
         }
     }
 
     pub(crate) fn push(&self, from: &Arc<Origin>, message: Vec<u8>, held: Option<Held>) {
-        self.messages.lock().push_back(Arrived {
+        let mut messages = self.messages.lock();
+        messages.push_back(Arrived {
             from: Arc::clone(from),
             message,
             _held: held,
         });
+        // Under the lock: a new subscriber checks the messages afterwards, and either sees this one
+        // or is seen here.
+        let is_awaited = self.has_subscribers.load(Ordering::Acquire);
+        drop(messages);
         self.arrived.notify_one();
+        if is_awaited {
+            self.tell(Queue::notified);
+        }
     }
 
     pub(crate) fn take_all(&self) -> Vec<Notification> {
@@ -69,22 +110,24 @@ impl Inbox {
         arrived.into_iter().map(Notification::from).collect()
     }
 
-    /// Drops what came under the name of a session from somebody who has not proven to be it.
+    /// Drops messages that arrived under the name of a session
+    /// from a sender that has not proven to be it.
     pub(crate) fn forget_impostors(&self, info: &ConnectionInfo) {
         let name = info.name().as_str();
         let mut messages = self.messages.lock();
         messages.retain(|message| message.from.name != name || message.from.is_genuine(info));
     }
 
-    /// Those who wait are told that they wait in vain.
+    /// Wakes all waiting threads, because nothing more will arrive.
     pub(crate) fn close(&self) {
         let messages = self.messages.lock();
         self.closed.store(true, Ordering::Relaxed);
         drop(messages);
         self.arrived.notify_all();
+        self.tell(Queue::closed);
     }
 
-    /// None if nothing comes in time, or at all.
+    /// Takes a notification; returns `None` if none arrives before `deadline` or the end.
     pub(crate) fn take_one(&self, deadline: Instant) -> Option<Notification> {
         let mut messages = self.messages.lock();
         loop {

@@ -1,4 +1,4 @@
-//! What other threads ask of the control thread.
+//! Requests of other threads to the control thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,28 +9,33 @@ use super::peer::PeerShared;
 use crate::link::{Control, Link};
 use crate::sync::{Mutex, Rank};
 
-/// The control thread's mailbox.
+/// Requests to the control thread, from any thread.
+///
+/// Commands are handled in order. Flags (`resume`, `neighbour_waits`, `dozing`) take no lock, so
+/// they may be set with any lock held.
 pub(crate) struct Mailbox {
-    /// None once the thread has ended: what nobody will carry out is not kept, it may hold the session.
+    /// `None` once the thread has ended:
+    /// later commands are dropped, since they may keep the session alive.
     commands: Mutex<Option<Vec<Command>>>,
     waker: Waker,
-    /// Lanes that were paused may go on.
+    /// True if paused lanes may resume.
     resume: AtomicBool,
-    /// Messages to neighbours wait for room.
+    /// True if messages to neighbours are queued.
     neighbour_waits: AtomicBool,
-    /// The thread sleeps without a limit: whoever starts work wakes it, so that it watches over that.
+    /// True while the thread sleeps without a limit: a thread that starts work wakes it, so that
+    /// the work is supervised.
     dozing: AtomicBool,
 }
 
-/// Something that the control thread is asked to do.
+/// A request to the control thread.
 pub(crate) enum Command {
-    /// Connect to a peer, which learns how it went.
+    /// Connect to a peer, which learns the result.
     Connect(Arc<PeerShared>),
     /// Take a link apart that has ended.
     Reap(Arc<dyn Link>),
-    /// Look after a link that has lost a lane.
+    /// Recover a link that has lost a lane.
     LaneLost(Arc<dyn Link>),
-    /// End.
+    /// End the thread.
     Stop,
 }
 
@@ -45,7 +50,7 @@ impl Mailbox {
         }
     }
 
-    /// Asks for a connection; the peer learns how it went.
+    /// Requests a connection; the peer learns the result.
     pub(crate) fn connect(&self, peer: Arc<PeerShared>) {
         self.push(Command::Connect(peer));
     }
@@ -55,22 +60,22 @@ impl Mailbox {
         self.push(Command::Stop);
     }
 
-    /// Makes the thread look at what else there is.
+    /// Wakes the thread, so that it checks its other work.
     pub(crate) fn wake(&self) {
         self.waker.wake();
     }
 
-    /// Says whether lanes that were paused are to be driven, once for all that was asked.
+    /// Returns whether paused lanes are to be driven, once for all requests.
     pub(crate) fn take_resume(&self) -> bool {
         self.resume.load(Ordering::SeqCst) && self.resume.swap(false, Ordering::SeqCst)
     }
 
-    /// Says whether messages to neighbours wait for room, once for all that was asked.
+    /// Returns whether messages to neighbours are queued, once for all requests.
     pub(crate) fn take_neighbour_waits(&self) -> bool {
         self.neighbour_waits.swap(false, Ordering::SeqCst)
     }
 
-    /// Says whether the thread is about to sleep without a limit.
+    /// Sets whether the thread is about to sleep without a limit.
     pub(crate) fn set_dozing(&self, yes: bool) {
         self.dozing.store(yes, Ordering::SeqCst);
     }
@@ -87,27 +92,27 @@ impl Mailbox {
         self.waker.wake();
     }
 
-    /// Takes what has come.
+    /// Takes all commands.
     pub(crate) fn take(&self) -> Vec<Command> {
         let mut commands = self.commands.lock();
         commands.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Takes what has come and keeps nothing from now on.
+    /// Takes all commands and drops later ones.
     pub(crate) fn close(&self) -> Vec<Command> {
         self.commands.lock().take().unwrap_or_default()
     }
 }
 
 impl Control for Mailbox {
-    /// Costs one load when somebody watches.
+    /// Costs one load while the thread is awake.
     fn stay_awake(&self) {
         if self.dozing.load(Ordering::SeqCst) && self.dozing.swap(false, Ordering::SeqCst) {
             self.waker.wake();
         }
     }
 
-    /// Once the thread has ended, whoever closes the session takes links apart.
+    /// Once the thread has ended, closing the session takes links apart.
     fn reap(&self, link: Arc<dyn Link>) {
         self.push(Command::Reap(link));
     }

@@ -1,7 +1,7 @@
-//! What a session knows of its peers, and what it shares with them: peers and their links, tagged
-//! messages, notifications.
+//! State of a session's peers, and data exchanged with them: links, tagged messages, notifications.
 
 mod estimate;
+mod figures;
 mod inbox;
 mod mailbox;
 mod peer;

@@ -1,4 +1,4 @@
-//! What a session knows of a peer, and how to reach it.
+//! State of one peer, and connecting to it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -9,13 +9,20 @@ use tcpx_proto::info::{ConnectionInfo, SessionId};
 use super::estimate::{Estimate, Measured};
 use super::shared::SessionCore;
 use super::tagged::{self, Tagged, TaggedSend};
-use crate::error::{Error, LostCause, Misbehaviour};
+use crate::error::{Attempt, Error, LostCause, Misbehaviour};
 use crate::link::{Above, Context, Held, Link, Origin, Share, is_same_link};
 use crate::log::limited;
+use crate::stats::{Count, OpenPeer, PeerCounters};
 use crate::sync::{Condvar, Mutex, Rank, RwLock};
+use crate::trace::{Kind, Record, TransferNames};
 use crate::transfer::{Arrival, Run, deadline};
 
-/// What a session knows of a peer.
+/// One peer of a session: its connection info, its links, and work that waits for a link.
+///
+/// Work goes to the link in use, or waits in `state` until [`PeerShared::attached`] starts it or
+/// [`PeerShared::unreachable`] fails it. A link calls back as [`Above`] and ends with
+/// [`Above::lost`]. The lock of `state` orders these steps: work that waited is started before
+/// other threads find the link.
 pub(crate) struct PeerShared {
     name: String,
     pub(crate) id: SessionId,
@@ -23,9 +30,12 @@ pub(crate) struct PeerShared {
     share: Arc<Share>,
     measured: Mutex<Measured>,
     losses: AtomicU64,
+    counters: OpenPeer,
+    /// What its transfers are called in a trace.
+    trace_names: TransferNames,
     pub(super) context: Arc<Context>,
     home: Weak<SessionCore>,
-    /// The link in use; it may have died since.
+    /// The link in use; it may have ended meanwhile.
     link: RwLock<Option<Arc<dyn Link>>>,
     state: Mutex<PeerState>,
     changed: Condvar,
@@ -34,15 +44,17 @@ pub(crate) struct PeerShared {
 #[derive(Default)]
 struct PeerState {
     info: Option<ConnectionInfo>,
-    /// Every link, oldest first. There are several when both sides connected at once.
+    /// All links, oldest first. There are several if both sides connected at once.
     links: Vec<Arc<dyn Link>>,
     connecting: bool,
-    /// What waits for a connection, and the bytes of notifications in it.
+    /// Work that waits for a connection, and the bytes of notifications in it.
     waiting: Vec<Waiting>,
     waiting_bytes: usize,
     /// Why the last attempt to connect failed.
     failure: Option<Error>,
-    /// The peer was removed from the session.
+    /// Result at each address since the current attempt began.
+    standing: Vec<Attempt>,
+    /// True once the peer was removed from the session.
     removed: bool,
 }
 
@@ -53,7 +65,7 @@ impl PeerState {
     }
 }
 
-/// Something that is sent as soon as there is a connection.
+/// Work that is sent as soon as there is a connection.
 pub(crate) enum Waiting {
     Run(Arc<Run>),
     Notification(Vec<u8>),
@@ -73,7 +85,14 @@ impl Waiting {
         match self {
             Self::Run(run) => run.fail_now(error.clone()),
             Self::Notification(message) => {
-                limited!(WARN, peer = peer.name(), bytes = message.len(), %error, "a notification could not be sent");
+                limited!(
+                    WARN,
+                    peer = peer.name(),
+                    bytes = message.len(),
+                    %error,
+                    remedy = "see the error; send it again once the peer is connected",
+                    "a notification could not be sent"
+                );
             }
             Self::Send(send) => peer.tagged.sent(send.id(), Some(error.clone())),
         }
@@ -94,6 +113,8 @@ impl PeerShared {
             share: context.quota.share(),
             measured: Mutex::new(Rank::Leaf, Measured::default()),
             losses: AtomicU64::new(0),
+            counters: context.stats.open(name),
+            trace_names: TransferNames::new(&context.trace, name),
             context: Arc::clone(context),
             home,
             link: RwLock::new(Rank::PeerLink, None),
@@ -106,12 +127,17 @@ impl PeerShared {
         &self.name
     }
 
+    /// What its transfers are counted by, and called in a trace.
+    pub(crate) fn metered(&self) -> (&Arc<PeerCounters>, &TransferNames) {
+        (&self.counters, &self.trace_names)
+    }
+
     pub(crate) fn info(&self) -> Option<ConnectionInfo> {
         self.state.lock().info.clone()
     }
 
-    /// Learns how to reach the peer. A connection that was accepted from somebody who does not own this
-    /// identity is ended.
+    /// Stores the peer's connection info. Ends connections accepted from a session that does not
+    /// own this identity.
     pub(crate) fn set_info(&self, info: ConnectionInfo) {
         let mut state = self.state.lock();
         let impostors: Vec<_> = state
@@ -134,7 +160,7 @@ impl PeerShared {
         });
     }
 
-    /// Makes sure that nothing comes any more from links that have ended.
+    /// Makes sure that nothing more arrives from links that have ended.
     pub(crate) fn drain_dead(&self) {
         for link in self.links() {
             if link.is_dead() {
@@ -143,12 +169,12 @@ impl PeerShared {
         }
     }
 
-    /// Makes this the peer that stands for the session itself.
+    /// Makes this peer represent the session itself.
     pub(crate) fn set_local(&self, link: Arc<dyn Link>) {
         *self.link.write() = Some(link);
     }
 
-    /// The way to the peer, if there is one.
+    /// Returns the link in use, if there is one.
     pub(crate) fn link(&self) -> Option<Arc<dyn Link>> {
         self.link
             .read()
@@ -157,17 +183,17 @@ impl PeerShared {
             .cloned()
     }
 
-    /// Every link to the peer, also those that have ended and are not taken apart.
+    /// Returns all links to the peer, including ended ones that are not taken apart yet.
     pub(crate) fn links(&self) -> Vec<Arc<dyn Link>> {
         self.state.lock().links.clone()
     }
 
-    /// How often the peer was connected, and then no longer.
+    /// Returns how often the peer has lost its last connection.
     pub(crate) fn losses(&self) -> u64 {
         self.losses.load(Ordering::Acquire)
     }
 
-    /// How long a transfer of `bytes` is going to take.
+    /// Estimates the duration of a transfer of `bytes`.
     pub(crate) fn estimate(&self, bytes: u64) -> Estimate {
         self.measured.lock().estimate(bytes)
     }
@@ -176,13 +202,13 @@ impl PeerShared {
         self.measured.lock().round_trip(rtt);
     }
 
-    /// Whether a notification waits for a connection. Those that do not are queued on one.
+    /// Returns whether a notification waits for a connection. Others are queued on a connection.
     pub(crate) fn has_waiting_notifications(&self) -> bool {
         let is_notification = |w: &Waiting| matches!(w, Waiting::Notification(_));
         self.state.lock().waiting.iter().any(is_notification)
     }
 
-    /// Starts something now, or as soon as there is a connection. Never waits.
+    /// Starts work now, or as soon as there is a connection. Never waits.
     pub(crate) fn start(
         self: &Arc<Self>,
         core: &SessionCore,
@@ -193,7 +219,7 @@ impl PeerShared {
             return Ok(());
         }
         let mut state = self.state.lock();
-        // A connection may have come while we were not looking.
+        // A connection may have been made in the meantime.
         if let Some(link) = self.link() {
             drop(state);
             waiting.start(self, &link);
@@ -203,11 +229,14 @@ impl PeerShared {
         if let Waiting::Notification(message) = &waiting {
             state.waiting_bytes += message.len();
         }
+        if let (Some(trace), Waiting::Run(run)) = (self.context.trace.on(), &waiting) {
+            trace.event(Record::new(Kind::Queued).chunk(run.id, 0));
+        }
         state.waiting.push(waiting);
         Ok(())
     }
 
-    /// Sends a notification on its own, now or as soon as there is a connection. Never waits.
+    /// Sends a notification, now or as soon as there is a connection. Never waits.
     pub(crate) fn notify(
         self: &Arc<Self>,
         core: &SessionCore,
@@ -224,7 +253,7 @@ impl PeerShared {
         self.start(core, Waiting::Notification(message.to_vec()))
     }
 
-    /// Looks whether the peer takes another message.
+    /// Checks whether the peer accepts another message.
     pub(crate) fn check_keeps_up(&self) -> Result<(), Error> {
         self.link().map_or(Ok(()), |link| link.check_keeps_up())
     }
@@ -246,6 +275,7 @@ impl PeerShared {
         if !state.connecting {
             state.connecting = true;
             state.failure = None;
+            state.standing.clear();
             core.parts.control.connect(Arc::clone(self));
         }
         Ok(())
@@ -274,18 +304,21 @@ impl PeerShared {
                 return Err(state.failure.clone().unwrap_or_else(gone));
             }
             if self.changed.wait_until(&mut state, until).timed_out() && self.link().is_none() {
-                return Err(Error::Timeout {
-                    what: "a connection to the peer",
+                return Err(Error::NotReachedInTime {
+                    peer: self.name.clone(),
                     after: timeout,
+                    attempts: state.standing.clone(),
                 });
             }
         }
     }
 
-    /// Before a new connection carries anything: what still comes on an old one must not land behind it.
+    /// Ends old connections before a new one carries anything: data still arriving on an old
+    /// connection must not land after newer data.
     ///
-    /// Nobody connects who has a connection, so a second one from the same side means that the first is dead
-    /// at the other end. One that the other side made at the same time stays.
+    /// A side with a live connection does not connect again, so a second connection from the same
+    /// side means that the first one is dead at the other end. A connection that the other side
+    /// made at the same time stays.
     pub(crate) fn fence(&self, accepted: bool) {
         for old in self.links() {
             if old.was_accepted() == accepted {
@@ -298,8 +331,8 @@ impl PeerShared {
         self.drain_dead();
     }
 
-    /// A connection is there. The first one stays in use while it lives, also when both sides have connected
-    /// at once: what is sent on one connection stays in order.
+    /// Adds a connection. The first one stays in use as long as it lives, even if both sides have
+    /// connected at once, because one connection keeps its messages in order.
     pub(crate) fn attached(&self, new: &Arc<dyn Link>) {
         let mut state = self.state.lock();
         if state.removed {
@@ -313,12 +346,14 @@ impl PeerShared {
             drop(state);
             return self.kill_impostor(new);
         }
+        self.counters.count(Count::Connections);
         state.links.push(Arc::clone(new));
-        // An attempt of ours goes on beside a connection that the peer made: nobody starts a second one.
+        // Our own attempt continues beside a connection that the peer made:
+        // no second attempt is started.
         state.connecting &= new.was_accepted();
         let first = state.links.iter().find(|link| !link.is_dead());
         let link = Arc::clone(first.unwrap_or(new));
-        // Before anybody else can find the link: what has waited goes first.
+        // Before any other thread can find the link: waiting work goes first.
         for waiting in state.take_waiting() {
             waiting.start(self, &link);
         }
@@ -327,7 +362,12 @@ impl PeerShared {
         self.changed.notify_all();
     }
 
-    /// An attempt to connect has failed.
+    /// Records the state of an attempt to connect, for callers that time out before it ends.
+    pub(crate) fn stands(&self, standing: Vec<Attempt>) {
+        self.state.lock().standing = standing;
+    }
+
+    /// Handles the failure of an attempt to connect.
     pub(crate) fn unreachable(&self, error: &Error) {
         let mut state = self.state.lock();
         state.connecting = false;
@@ -338,7 +378,7 @@ impl PeerShared {
         }
         let mut waiting = state.take_waiting();
         if let Some(link) = &link {
-            // With the lock held: what is not waiting any more is on its way.
+            // Under the lock: work that no longer waits is being sent.
             for waiting in waiting.drain(..) {
                 waiting.start(self, link);
             }
@@ -354,13 +394,13 @@ impl PeerShared {
         self.state.lock().removed
     }
 
-    /// Whether nothing is known of the peer but that it was once connected.
+    /// Returns whether nothing is left of the peer: neither info nor links.
     pub(crate) fn is_gone(&self) -> bool {
         let state = self.state.lock();
         state.info.is_none() && state.links.is_empty()
     }
 
-    /// Ends all connections; what waits for one fails too.
+    /// Ends all connections; work that waits for one fails as well.
     pub(crate) fn disconnect(&self, reason: &str, error: &Error) {
         let waiting = self.state.lock().take_waiting();
         for waiting in waiting {
@@ -371,7 +411,7 @@ impl PeerShared {
         }
     }
 
-    /// Forgets the peer: ends its connections and refuses further use.
+    /// Removes the peer: ends its connections and refuses further use.
     pub(crate) fn remove(&self, reason: &str, error: &Error) {
         let mut state = self.state.lock();
         state.removed = true;
@@ -387,12 +427,12 @@ impl PeerShared {
         }
     }
 
-    /// Whether this peer stands for the session itself.
+    /// Returns whether this peer represents the session itself.
     fn is_own(&self) -> bool {
         self.home.upgrade().is_none_or(|home| home.id() == self.id)
     }
 
-    /// Looks after the links; says whether any has work outstanding.
+    /// Supervises the links; returns whether any has outstanding work.
     pub(crate) fn check_liveness(&self, now: Instant, timeout: Duration) -> bool {
         let mut busy = false;
         for link in self.links() {
@@ -411,7 +451,12 @@ impl Above for PeerShared {
         &self.share
     }
 
+    fn counters(&self) -> &Arc<PeerCounters> {
+        &self.counters
+    }
+
     fn notified(&self, from: &Arc<Origin>, message: Vec<u8>, held: Option<Held>) {
+        self.counters.heard(message.len());
         if let Some(home) = self.home.upgrade() {
             home.inbox.push(from, message, held);
         }
@@ -435,7 +480,11 @@ impl Above for PeerShared {
 
     fn lost(&self, link: &Arc<dyn Link>, error: &Error) {
         let mut state = self.state.lock();
+        let known = state.links.len();
         state.links.retain(|known| !is_same_link(known, link));
+        if state.links.len() < known {
+            self.counters.count(Count::ConnectionsLost);
+        }
         let next = state.links.iter().find(|link| !link.is_dead());
         *self.link.write() = next.cloned();
         let alone = next.is_none();

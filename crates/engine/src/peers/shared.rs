@@ -1,7 +1,7 @@
-//! The inside of a session: what its threads, peers and transfers share.
+//! The core of a session: state shared by its threads, peers and transfers.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -17,34 +17,36 @@ use super::routes::{LocalAddress, Routes};
 use crate::error::{Error, LostCause, Side};
 use crate::link::local::Local;
 use crate::link::{Above, Context};
+use crate::log::limited;
 use crate::memory::{LocalSlice, Memory, Region, Segment};
 use crate::sync::{Condvar, Mutex, Rank, RwLock};
 use crate::transfer::{Pieces, deadline};
 
-/// The threads that drive lanes, as the session knows them.
+/// The worker threads, as the session knows them.
 pub(crate) trait Crew: Send + Sync {
-    /// Ends them.
+    /// Ends the threads.
     fn stop(&self);
 }
 
-/// What a session is made from.
+/// The parts from which a session is made.
 pub(crate) struct Parts {
     pub(crate) context: Arc<Context>,
     pub(crate) identity: Identity,
     pub(crate) control: Arc<Mailbox>,
     pub(crate) crew: Arc<dyn Crew>,
-    /// Where lanes may leave from.
+    /// Local addresses from which lanes may leave.
     pub(crate) local_addresses: Vec<LocalAddress>,
-    /// Where the session listens.
+    /// Names of the interfaces that carry lanes, by address.
+    pub(crate) interface_names: Vec<(IpAddr, String)>,
+    /// Addresses on which the session listens.
     pub(crate) addresses: Vec<SocketAddr>,
-    /// The connection info, encoded.
+    /// The encoded connection info.
     pub(crate) info: Vec<u8>,
-    /// How long a connection that is waited for at the end may take, where that is longer than a peer
-    /// may be silent.
+    /// Limits how long closing waits for a slow connection attempt; `None` for the usual limit.
     pub(crate) slow_connect: Option<Duration>,
 }
 
-/// The inside of a session, shared with its threads, peers and transfers.
+/// The core of a session, shared with its threads, peers and transfers.
 pub(crate) struct SessionCore {
     pub(crate) parts: Parts,
     pub(crate) inbox: Inbox,
@@ -52,21 +54,21 @@ pub(crate) struct SessionCore {
     peers: RwLock<Peers>,
     accepted: Mutex<VecDeque<Arc<PeerShared>>>,
     accepted_changed: Condvar,
-    /// Nothing new is taken on.
+    /// True once no new work is accepted.
     closing: AtomicBool,
-    /// Connections end.
+    /// True once connections are being ended.
     ending: AtomicBool,
 }
 
 #[derive(Default)]
 struct Peers {
     by_id: HashMap<SessionId, Arc<PeerShared>>,
-    /// The session that a name stands for now.
+    /// The current session of each name.
     by_name: HashMap<String, SessionId>,
 }
 
 impl Peers {
-    /// Says whether the peer was known; another one of the same session, which was added since, stays.
+    /// Removes the peer, unless another of the same session replaced it; tells if it did.
     fn forget(&mut self, peer: &PeerShared) -> bool {
         let known = self.by_id.get(&peer.id);
         if !known.is_some_and(|known| std::ptr::eq(&**known, peer)) {
@@ -121,28 +123,28 @@ impl SessionCore {
         self.closing.load(Ordering::Acquire)
     }
 
-    /// The number of lanes of a connection over these routes: each pair of interfaces has one, and
-    /// the interfaces nearest to a GPU have enough, unless the configuration says how many there are,
-    /// or a plugin carries the bytes.
+    /// Returns the number of lanes over these routes: one per pair of interfaces, and enough on
+    /// those nearest to a GPU, unless the configuration sets it or a plugin carries the bytes.
     pub(crate) fn lanes_over(&self, routes: &Routes) -> usize {
         let parts = self.context().staging.nearness.parts();
         self.context().config.lanes_over(routes.pairs(), parts)
     }
 
-    /// The number of lanes that a connection to the peer will have if this session makes it.
+    /// Returns the number of lanes of a connection to the peer, if this session makes it.
     pub(crate) fn lanes_to(&self, peer: &PeerShared) -> usize {
-        let routes = |info: ConnectionInfo| self.routes_to(&info);
         let lanes = self.context().config.lanes();
-        peer.info()
-            .map_or(lanes, |info| self.lanes_over(&routes(info)))
+        peer.info().map_or(lanes, |info| {
+            self.lanes_over(&self.routes_to(info.addresses()))
+        })
     }
 
-    /// The routes to a session.
-    pub(crate) fn routes_to(&self, info: &ConnectionInfo) -> Routes {
-        Routes::new(&self.parts.local_addresses, info.addresses())
+    /// Returns the routes to a session with these addresses.
+    pub(crate) fn routes_to(&self, addresses: &[SocketAddr]) -> Routes {
+        let local = &self.parts.local_addresses;
+        Routes::new(local, addresses, &tcpx_net::source_towards)
     }
 
-    /// Whether connections that are being made are no longer of use.
+    /// Returns whether connections in progress are no longer needed.
     pub(crate) fn is_ending(&self) -> bool {
         self.ending.load(Ordering::Acquire)
     }
@@ -155,7 +157,7 @@ impl SessionCore {
         }
     }
 
-    /// The peer that stands for this session.
+    /// Returns the peer that represents this session itself.
     pub(crate) fn own_peer(&self) -> &Arc<PeerShared> {
         &self.own_peer
     }
@@ -183,10 +185,10 @@ impl SessionCore {
         }
         let name = info.name().as_str().to_owned();
         let mut peers = self.peers.write();
-        // With the lock held: closing finds the peers that were added before it.
+        // Under the lock: closing finds the peers that were added before it.
         self.check_open()?;
-        // Also those who only claim the name, and whoever claims the id under another name: from here on
-        // both are proven.
+        // Includes peers that only claim the name, and a peer that claims the id under another
+        // name: from here on both are proven.
         let replaced: Vec<_> = peers
             .by_id
             .extract_if(|id, peer| *id != self.id() && (peer.name() == name) != (*id == info.id()))
@@ -205,14 +207,16 @@ impl SessionCore {
             }
         };
         peers.by_name.insert(name.clone(), info.id());
-        // With the lock held: a peer with an address is not forgotten.
+        // Under the lock: a peer with connection info is not removed as gone.
         peer.set_info(info.clone());
         drop(peers);
         for old in replaced {
             if old.link().is_some() {
-                tracing::warn!(
+                limited!(
+                    WARN,
                     peer = name,
-                    "another session of this name takes the place of one that is connected: give sessions names of their own"
+                    remedy = "give sessions unique names",
+                    "another session of this name replaces one that is connected"
                 );
             }
             self.not_accepted(&old);
@@ -221,7 +225,7 @@ impl SessionCore {
             old.remove("replaced", &Error::PeerLost { peer, cause });
             old.drain_dead();
         }
-        // Afterwards nothing more comes from impostors.
+        // After this, nothing more arrives from impostors.
         peer.drain_dead();
         self.inbox.forget_impostors(&info);
         Ok(peer)
@@ -250,8 +254,8 @@ impl SessionCore {
         Ok(())
     }
 
-    /// The peer that an accepted connection belongs to; none when it claims an identity, or a proven name,
-    /// that it does not own.
+    /// Returns the peer of an accepted connection; `None` if the connection claims an identity, or
+    /// a proven name, that it does not own.
     pub(crate) fn inbound_peer(
         self: &Arc<Self>,
         established: &Established,
@@ -268,7 +272,7 @@ impl SessionCore {
             return owned.then(|| Arc::clone(known));
         }
         let name = established.peer_name.as_str();
-        // What is delivered under a name that was loaded on purpose comes from who has proven it.
+        // Messages under a name whose connection info is loaded must come from its proven owner.
         let is_proven = peers
             .by_name
             .get(name)
@@ -283,8 +287,8 @@ impl SessionCore {
         Some(peer)
     }
 
-    /// Forgets a peer that had connected to us and has left, so that a long life with many peers
-    /// costs no memory. Should it come back, it is another peer.
+    /// Removes a peer that had connected to us and has left, so that memory does not grow with the
+    /// number of past peers. If it returns, it is a new peer.
     pub(crate) fn forget_if_gone(&self, peer: &PeerShared, error: &Error) {
         let mut peers = self.peers.write();
         if peer.id == self.id() || !peer.is_gone() {
@@ -296,7 +300,7 @@ impl SessionCore {
         self.not_accepted(peer);
     }
 
-    /// A peer has connected to us. One that has done so before and was not asked for since counts once.
+    /// Queues a peer that has connected to us for `accept`, once.
     pub(crate) fn accepted(&self, peer: &Arc<PeerShared>) {
         let mut accepted = self.accepted.lock();
         if !accepted.iter().any(|known| Arc::ptr_eq(known, peer)) {
@@ -333,7 +337,7 @@ impl SessionCore {
         }
     }
 
-    /// Checks local memory and the shape of every segment.
+    /// Checks local memory and the bounds of every segment.
     pub(crate) fn resolve<'a>(
         &self,
         segments: impl IntoIterator<Item = Segment<'a>>,
@@ -357,7 +361,7 @@ impl SessionCore {
             if remote.offset.checked_add(len).is_none_or(|end| end > there) {
                 return Err(bounds(Side::Remote, remote.offset, there));
             }
-            // Neighbours mostly share a region: the last one is the likeliest.
+            // Adjacent segments usually share a region: search from the last one.
             let (memory, is_new) = pieces.add_memory(local.region.memory());
             if is_new {
                 self.check_region(local.region)?;
@@ -399,19 +403,19 @@ impl SessionCore {
         Ok(())
     }
 
-    /// Takes nothing on from now on; false if that was said before.
+    /// Stops accepting new work; returns false if that was already done.
     pub(crate) fn begin_close(&self) -> bool {
         if self.closing.swap(true, Ordering::AcqRel) {
             return false;
         }
         self.context().quota.close();
-        // With the lock: whoever waits for a peer either sees the end or is woken.
+        // Taking the lock makes sure that a waiting thread either sees the end or is woken.
         drop(self.accepted.lock());
         self.accepted_changed.notify_all();
         true
     }
 
-    /// Ends everything but the threads, which end soon after.
+    /// Ends everything except for the threads, which end soon after.
     pub(crate) fn end(&self) {
         self.ending.store(true, Ordering::Release);
         let peers = std::mem::take(&mut *self.peers.write());
@@ -424,8 +428,8 @@ impl SessionCore {
         self.inbox.close();
     }
 
-    /// Takes apart what is left when the threads are gone: links that ended, or were made, as the
-    /// session closed. Until then they hold the session, and their transfers wait.
+    /// Takes links apart that ended, or were made, while the session closed, after the threads have
+    /// ended. Until then they keep the session alive, and their transfers wait.
     pub(crate) fn take_apart(&self) {
         for link in self.context().links() {
             link.close(CLOSED, Error::Closed);
@@ -435,7 +439,7 @@ impl SessionCore {
     }
 }
 
-/// What peers are told of the end.
+/// Reason that peers receive when the session is closed.
 const CLOSED: &str = "the session was closed";
 
 #[cfg(test)]
@@ -452,7 +456,7 @@ mod tests {
     use crate::{Buffer, Error, Misbehaviour, Session, TransferState};
 
     #[test]
-    fn a_peer_that_is_added_again_is_not_the_one_that_was_removed() {
+    fn peer_added_again_is_a_new_peer() {
         for _ in 0..20 {
             // Bob knows Alice only because she has connected to him.
             let Pair {
@@ -466,9 +470,18 @@ mod tests {
             wait_until("the old connection is gone", || {
                 bob.core().context().links().is_empty()
             });
-            assert!(bob.peer("alice").is_some(), "it went with the old one");
-            assert!(bob.remove(&to_alice).is_err(), "it was removed before");
-            assert!(bob.peer("alice").is_some(), "it went with the old one");
+            assert!(
+                bob.peer("alice").is_some(),
+                "the new peer was removed with the old one"
+            );
+            assert!(
+                bob.remove(&to_alice).is_err(),
+                "the old peer was removed twice"
+            );
+            assert!(
+                bob.peer("alice").is_some(),
+                "the new peer was removed with the old one"
+            );
             again.connect(LONG).unwrap();
             bob.remove(&again).unwrap();
             assert!(bob.peer("alice").is_none());
@@ -477,7 +490,7 @@ mod tests {
 
     /// The info may be loaded while a connection is being made.
     #[test]
-    fn an_impostor_that_comes_with_the_info_is_not_let_in() {
+    fn impostor_is_refused_if_the_info_is_loaded_meanwhile() {
         let pair = Pair::new();
         let link = pair.bob.core().context().links().pop().unwrap();
         let info = ConnectionInfo::decode(&pair.alice.connection_info()).unwrap();
@@ -488,7 +501,7 @@ mod tests {
         let (believed, known) = (peer(), peer());
         known.set_info(info.clone());
         known.attached(&link);
-        assert!(known.link().is_some(), "it is alice");
+        assert!(known.link().is_some(), "the genuine link was refused");
         let other = ConnectionInfo::new(
             info.name().clone(),
             info.id(),
@@ -504,14 +517,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_session_has_sent_is_not_lost_when_another_takes_its_proven_name() {
+    fn notifications_of_a_replaced_session_are_kept() {
         let (alice, bob, other) = (session("alice"), session("bob"), session("bob"));
         let to_alice = bob.add_peer(&alice.connection_info()).unwrap();
         to_alice.connect(LONG).unwrap();
-        // The first comes before its name is proven.
+        // The first message arrives before the name is proven.
         for message in [b"1", b"2"] {
             bob.notify(&to_alice, message).unwrap();
-            // Answered once it is delivered.
+            // The answer follows the delivery.
             to_alice.round_trip(0, LONG).unwrap();
             alice.add_peer(&bob.connection_info()).unwrap();
         }
@@ -525,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_comes_often_is_accepted_once_and_not_after_it_was_removed() {
+    fn peer_is_accepted_once_and_not_after_its_removal() {
         let (alice, bob) = (session("alice"), session("bob"));
         let to_bob = alice.add_peer(&bob.connection_info()).unwrap();
         let to_alice = bob.add_peer(&alice.connection_info()).unwrap();
@@ -542,11 +555,14 @@ mod tests {
         assert!(alice.accept(Duration::ZERO).is_err(), "accepted twice");
         come_and_go();
         alice.remove_peer("bob").unwrap();
-        assert!(alice.accept(Duration::ZERO).is_err(), "it was removed");
+        assert!(
+            alice.accept(Duration::ZERO).is_err(),
+            "a removed peer was accepted"
+        );
     }
 
     #[test]
-    fn a_message_outlives_a_connection_that_it_was_not_announced_on() {
+    fn message_survives_the_loss_of_another_connection() {
         const SMALL: usize = 64;
         for _ in 0..1000 {
             let (alice, bob) = (session("alice"), session("bob"));
@@ -566,7 +582,7 @@ mod tests {
             let links = alice.core().context().links();
             let other = links.iter().find(|link| !is_same_link(link, &used));
             other.expect("a second one").kill(Error::Aborted);
-            wait_until("it is taken apart", || {
+            wait_until("the link is taken apart", || {
                 [&alice, &bob].map(|s| s.core().context().links().len()) == [1, 1]
             });
             assert_eq!(send.poll(), TransferState::InProgress);

@@ -1,8 +1,9 @@
 //! Tagged two-sided messages: send and receive.
 //!
-//! The sender announces a message with its tag and where its bytes are; small ones carry the bytes
-//! along. The receiver matches announcements with posted receives in order, reads what did not come
-//! along straight into the posted buffer, and tells the sender when it has everything.
+//! The sender announces a message with its tag and the location of its bytes; small messages
+//! include the bytes. The receiver matches announcements with posted receives in order, reads bytes
+//! that were not included directly into the posted buffer, and tells the sender when it has
+//! everything.
 
 #[cfg(test)]
 mod tests;
@@ -10,6 +11,7 @@ mod tests;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Instant;
 
 use tcpx_net::Span;
 use tcpx_proto::frame::Status;
@@ -18,7 +20,9 @@ use super::peer::PeerShared;
 use crate::error::Error;
 use crate::link::{Context, Held, Link, is_same_link};
 use crate::memory::{Memory, MemoryKind, Registry};
+use crate::stats::{Meter, PeerCounters, TransferKind};
 use crate::sync::{Mutex, Rank};
+use crate::trace::{TransferNames, TransferTrace};
 use crate::transfer::{
     After, Announcement, Arrival, Completion, Conclusion, Limits, Op, Pieces, Plan, Run,
     TransferState,
@@ -29,7 +33,7 @@ pub(crate) struct TaggedSend {
     pub(crate) message: Announcement,
     pub(crate) completion: Completion,
     registry: Weak<Registry>,
-    /// What it was announced on, and ends with.
+    /// The link on which the message was announced, and with which it fails.
     on: OnceLock<Weak<dyn Link>>,
 }
 
@@ -39,34 +43,38 @@ pub(crate) struct TaggedReceive {
     pub(crate) target: Span,
     memory: Arc<Memory>,
     pub(crate) completion: Completion,
-    /// Bytes of the message, once it is known.
+    /// Length of the message, once it is known.
     pub(crate) received: AtomicU64,
     /// The sender's number of the message, once it is matched.
     message: AtomicU64,
-    /// What reads the bytes, for messages that were not inline.
+    /// The READ of the bytes, for messages that were not inline.
     pub(crate) reading: Mutex<Option<Reading>>,
 }
 
-/// What reads the bytes of a message.
+/// The READ of a message's bytes.
 #[derive(Clone)]
 pub(crate) struct Reading {
     pub(crate) link: Arc<dyn Link>,
     pub(crate) run: Arc<Run>,
 }
 
-/// An announcement and what it came on.
+/// An announcement and the link on which it arrived.
 struct Found {
     link: Arc<dyn Link>,
     arrival: Arrival,
-    /// Given back once it has found its receive, or will not.
+    /// Released once the announcement is matched or dropped.
     _held: Option<Held>,
 }
 
 /// The tagged messages between a session and one peer.
+///
+/// Each send and each receive ends exactly once: by a match, an abort, the loss of its link, or the
+/// end of the peer. The thread that removes it from `state` ends it, after it has released the
+/// lock; copies and messages to the peer also happen without the lock.
 pub(crate) struct Tagged {
     state: Mutex<Messages>,
-    /// Announcements that came before their receive was posted keep their inline bytes up to this sum;
-    /// past it the bytes are dropped and read from the sender later.
+    /// Limits the inline bytes of unmatched announcements; beyond it, the bytes are dropped and
+    /// read from the sender later.
     max_unexpected: usize,
 }
 
@@ -75,29 +83,33 @@ struct Messages {
     sends: HashMap<u64, Arc<TaggedSend>>,
     posted: HashMap<u64, VecDeque<Arc<TaggedReceive>>>,
     arrived: HashMap<u64, VecDeque<Found>>,
-    /// Inline bytes in `arrived`. ≤ max_unexpected
+    /// Inline bytes in `arrived`, at most `max_unexpected`.
     unexpected: usize,
-    /// Why nothing will come any more.
+    /// Why nothing will arrive any more.
     ended: Option<Error>,
 }
 
 impl TaggedSend {
-    /// The peer may read the message and nothing else, and only until the send has ended.
+    /// Makes a send. The peer may read only the message, and only until the send has ended.
     pub(crate) fn new(
         context: &Context,
+        (counters, names): (&Arc<PeerCounters>, &TransferNames),
         tag: u64,
         source: Span,
         memory: &Arc<Memory>,
     ) -> Arc<Self> {
         let registry = &context.registry;
+        let (id, bytes, now) = (context.next_id(), source.len() as u64, Instant::now());
+        let meter = Meter::start(counters, TransferKind::Send, bytes, now);
+        let trace = TransferTrace::posted(&context.trace, (id, names.send), (bytes, 0), now);
         Arc::new(Self {
             message: Announcement {
-                id: context.next_id(),
+                id,
                 tag,
                 source,
                 memory: registry.add_alias(memory, source),
             },
-            completion: Completion::new(),
+            completion: Completion::metered(meter, trace),
             registry: Arc::downgrade(registry),
             on: OnceLock::new(),
         })
@@ -107,7 +119,7 @@ impl TaggedSend {
         self.message.id
     }
 
-    /// Keeps the peer from reading the message any more.
+    /// Prevents the peer from reading the message any more.
     pub(crate) fn revoke(&self) {
         if let Some(registry) = self.registry.upgrade() {
             registry.remove_alias(&self.message.memory);
@@ -129,19 +141,31 @@ impl TaggedSend {
 }
 
 impl TaggedReceive {
-    pub(crate) fn new(tag: u64, target: Span, memory: Arc<Memory>) -> Arc<Self> {
+    pub(crate) fn new(
+        context: &Context,
+        (counters, names): (&Arc<PeerCounters>, &TransferNames),
+        tag: u64,
+        target: Span,
+        memory: Arc<Memory>,
+    ) -> Arc<Self> {
+        let now = Instant::now();
+        let meter = Meter::start(counters, TransferKind::Receive, 0, now);
+        // What it reads is a transfer of its own.
+        let trace = context.trace.on().map(|_| context.next_id());
+        let trace = trace
+            .and_then(|id| TransferTrace::posted(&context.trace, (id, names.receive), (0, 0), now));
         Arc::new(Self {
             tag,
             target,
             memory,
-            completion: Completion::new(),
+            completion: Completion::metered(meter, trace),
             received: AtomicU64::new(0),
             message: AtomicU64::new(0),
             reading: Mutex::new(Rank::Reading, None),
         })
     }
 
-    /// Why a message cannot be received into this buffer.
+    /// Returns why a message cannot be received into this buffer.
     fn refusal(&self, arrival: &Arrival) -> Option<Error> {
         let capacity = self.target.len() as u64;
         if self.completion.is_aborting() {
@@ -158,7 +182,7 @@ impl TaggedReceive {
         }
     }
 
-    /// How to read a message that did not come along.
+    /// Makes the plan for reading a message that was not inline.
     fn plan(&self, context: &Context, link: &dyn Link, arrival: &Arrival) -> Plan {
         let mut offset = 0;
         let mut noted = Pieces::default();
@@ -173,7 +197,7 @@ impl TaggedReceive {
                 Some((local, *key, entry.address))
             })
             .fold(noted, |mut pieces, (local, key, address)| {
-                // Of what kind the sender's memory is makes no difference: it is all of one kind.
+                // The kind of the sender's memory does not matter here: it is all of one kind.
                 pieces.push(memory, local, key, address, MemoryKind::Host);
                 pieces
             });
@@ -194,8 +218,8 @@ impl TaggedReceive {
 
 impl Conclusion for TaggedReceive {
     fn landed(&self) {
-        // The run refers to this receive: kept, they would keep each other, and the session with them,
-        // alive.
+        // The run refers to this receive:
+        // if kept, they would keep each other and the session alive.
         let reading = self.reading.lock().take();
         if let Some(Reading { link, .. }) = reading {
             self.complete(link.as_ref());
@@ -227,7 +251,7 @@ impl Tagged {
         }
     }
 
-    /// A send that is about to be announced.
+    /// Adds a send that is about to be announced.
     ///
     /// # Errors
     /// The peer is gone for good.
@@ -242,9 +266,9 @@ impl Tagged {
         Ok(())
     }
 
-    /// A send has ended: at the peer, or by abort.
+    /// Ends a send that has ended at the peer, or was aborted.
     pub(crate) fn sent(&self, id: u64, error: Option<Error>) {
-        // One that was aborted is no longer here: its end is not news.
+        // An aborted send was already removed.
         let send = self.state.lock().sends.remove(&id);
         if let Some(send) = send {
             send.end(error);
@@ -265,7 +289,7 @@ impl Tagged {
         found
     }
 
-    /// Posts a receive; returns the announcement that it matches, if one is already here.
+    /// Posts a receive; returns the matching announcement, if one has already arrived.
     ///
     /// # Errors
     /// The peer will never send anything any more.
@@ -293,7 +317,7 @@ impl Tagged {
         Ok(None)
     }
 
-    /// Takes the receive that an announcement matches, or keeps the announcement.
+    /// Returns the receive that matches an announcement, or keeps the announcement.
     fn take(
         &self,
         link: &Arc<dyn Link>,
@@ -302,7 +326,7 @@ impl Tagged {
     ) -> Option<(Arc<TaggedReceive>, Arrival)> {
         let mut state = self.state.lock();
         if state.ended.is_some() {
-            // Nobody will ask for it, and kept it would keep the session.
+            // The message will not be received, and keeping it would keep the session alive.
             return None;
         }
         if let Some(queue) = state.posted.get_mut(&arrival.tag) {
@@ -333,13 +357,14 @@ impl Tagged {
         None
     }
 
-    /// Whether somebody waits for the peer to send or to receive.
+    /// Returns whether sends or receives wait for the peer.
     pub(crate) fn is_waiting(&self) -> bool {
         let state = self.state.lock();
         !state.sends.is_empty() || !state.posted.is_empty()
     }
 
-    /// A link is gone, and with it what was announced on it. If it was the last one, every receive fails.
+    /// Handles the loss of a link, and of the messages announced on it. If it was the last link,
+    /// every receive fails.
     pub(crate) fn lost(&self, link: &Arc<dyn Link>, alone: bool, error: &Error) {
         let mut state = self.state.lock();
         let sends = state.sends.extract_if(|_, send| send.is_on(link));
@@ -368,7 +393,8 @@ impl Tagged {
         fail(sends, posted, error);
     }
 
-    /// The peer is gone for good: everything that waits for it fails, and what is posted from now on is refused.
+    /// Handles the final end of the peer:
+    /// all pending sends and receives fail, and later ones are refused.
     pub(crate) fn end(&self, error: &Error) {
         let mut state = self.state.lock();
         let ended = std::mem::take(&mut *state);
@@ -392,7 +418,7 @@ fn fail(
     }
 }
 
-/// Deals with a message that was announced.
+/// Handles an announcement.
 pub(super) fn announced(
     peer: &PeerShared,
     link: Arc<dyn Link>,
@@ -404,7 +430,7 @@ pub(super) fn announced(
     }
 }
 
-/// Posts a receive, and matches it with its message if that is already here.
+/// Posts a receive, and matches it with its message if that has already arrived.
 ///
 /// # Errors
 /// The peer will never send anything any more.
@@ -415,18 +441,19 @@ pub(crate) fn post(peer: &PeerShared, receive: &Arc<TaggedReceive>) -> Result<()
     Ok(())
 }
 
-/// Brings the message to the receive that it has found.
+/// Delivers a message to its matching receive.
 fn matched(
     context: &Context,
     link: &Arc<dyn Link>,
     receive: &Arc<TaggedReceive>,
     arrival: Arrival,
 ) {
-    // Held until it is settled where the bytes go: an abort waits for that.
+    // Held until the destination of the bytes is decided: an abort waits for that.
     let mut reading = receive.reading.lock();
     receive.message.store(arrival.id, Ordering::Relaxed);
     receive.received.store(arrival.len, Ordering::Relaxed);
-    // A device's memory is reached by reading the message like a large one.
+    receive.completion.set_bytes(arrival.len);
+    // A message to device memory is read like a large one.
     let inline = arrival.inline.as_ref();
     let inline = inline.filter(|_| receive.memory.device.is_none());
     let refusal = context.copies.guarded(|| {
@@ -466,16 +493,16 @@ fn matched(
     link.submit(&run);
 }
 
-/// Tells the peer that a message is there for it.
+/// Announces a message to the peer.
 pub(super) fn announce(peer: &PeerShared, link: &Arc<dyn Link>, send: &Arc<TaggedSend>) {
     let on = send.on.set(Arc::downgrade(link));
     debug_assert!(on.is_ok(), "a message is announced once");
-    // Given up before there was a link: the peer's receive is not for it.
+    // The send was aborted before there was a link: it must not match the peer's receive.
     if send.completion.state() != TransferState::InProgress {
         return;
     }
     link.announce(&send.message);
-    // The link may have been taken apart before it had this message to fail.
+    // The link may have been taken apart before this message could fail with it.
     if let Some(error) = link.error() {
         peer.tagged.sent(send.id(), Some(error));
     }

@@ -1,27 +1,29 @@
-//! The end of a session: what it was given to send before reaches its peers.
+//! Closing a session: everything that was queued before reaches its peers.
 //!
-//! Each lane of each connection gets a ping behind everything else that waits to leave on it. The peer answers a ping once it has
-//! dealt with what came before it, so that the answers mean that notifications are delivered and that acknowledgements
-//! were read. Only then does the session say goodbye.
+//! Each lane of each connection gets a ping behind everything queued on it. The peer answers a ping
+//! after it has handled everything before it, so the answers mean that notifications are delivered
+//! and acknowledgements were read. Only then does the session say goodbye.
 
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::link::Mark;
+use crate::log::limited;
 use crate::peers::{PeerShared, SessionCore};
 
-/// How long closing waits for peers at the most; less where `peer_timeout` is less. Long enough for a connection that
-/// is still being made and for peers under load, bearable where a peer has vanished without a word.
+/// Limits how long closing waits for peers; `peer_timeout` applies if it is shorter. Long enough
+/// for a connection in progress and for peers under load, bearable if a peer has vanished silently.
 ///
-/// A plugin may take longer to make a connection: that is waited for first, as long as connecting may take.
+/// A plugin may take longer to connect: closing first waits for that, up to `connect_timeout`.
 const CLOSE_TIME: Duration = Duration::from_secs(5);
 
-/// How soon the answers are looked for, and how seldom in the end. A round trip takes from some tens of microseconds on.
+/// The first and the longest interval of checks for answers. A round trip takes at least some tens
+/// of microseconds.
 const FIRST_LOOK: Duration = Duration::from_micros(50);
 const LAST_LOOK: Duration = Duration::from_millis(5);
 
-/// Waits until every peer has what was sent to it, or cannot be reached, or the time is over.
+/// Waits until every peer has received everything, or is unreachable, or the time is over.
 pub(super) fn flush(core: &SessionCore) {
     let limit = CLOSE_TIME.min(core.context().config.peer_timeout());
     let (to_connect, to_answer) = match core.parts.slow_connect {
@@ -45,19 +47,22 @@ pub(super) fn flush(core: &SessionCore) {
         pause = (2 * pause).min(LAST_LOOK);
     }
     for Leaving { peer, .. } in leaving {
-        tracing::warn!(
+        limited!(
+            WARN,
             peer = peer.name(),
-            "the session closes without an answer from a peer, which may not get everything that was sent to it"
+            remedy = "see whether the peer's process is stopped or its network is gone",
+            "the session closes without an answer from a peer, which may not have received \
+             everything"
         );
     }
 }
 
-/// A peer that the session is about to leave.
+/// A peer whose queued messages are being flushed.
 struct Leaving {
     peer: Arc<PeerShared>,
-    /// Once nothing waits for a connection.
+    /// Set once nothing waits for a connection.
     marks: Option<Vec<Box<dyn Mark>>>,
-    /// When it is no longer waited for.
+    /// When waiting for the peer ends.
     deadline: Instant,
 }
 
@@ -70,7 +75,8 @@ impl Leaving {
         }
     }
 
-    /// Once there is a connection, the answer has `to_answer` to come, if it has a time of its own.
+    /// Returns whether the peer has received everything. Once there is a connection, the answer has
+    /// `to_answer` to arrive, if given.
     fn has_everything(&mut self, to_answer: Option<Duration>) -> bool {
         if self.marks.is_none() && self.peer.has_waiting_notifications() {
             return false;
@@ -95,9 +101,9 @@ mod tests {
     use crate::testing::{LONG, Pair, session, wait_until};
     use crate::{Buffer, Error};
 
-    /// A connection that ends when the control thread no longer looks is taken apart all the same.
+    /// A connection that ends after the control thread is taken apart all the same.
     #[test]
-    fn what_ends_as_the_session_closes_fails_and_holds_nothing() {
+    fn connection_that_ends_during_closing_leaks_nothing() {
         let pair = Pair::new();
         let buffer = Buffer::new(64);
         let region = pair.alice.register(&buffer).unwrap();
@@ -116,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_that_leave_each_other_at_once_hold_nothing() {
+    fn sessions_that_close_at_once_leak_nothing() {
         for _ in 0..50 {
             let Pair { alice, bob, .. } = Pair::new();
             let cores = [&alice, &bob].map(|session| Arc::downgrade(session.core()));
@@ -128,9 +134,10 @@ mod tests {
         }
     }
 
-    /// Messages are being matched, and their bytes read, as the peer is removed and the session closes.
+    /// Messages are being matched, and their bytes read,
+    /// while the peer is removed and the session closes.
     #[test]
-    fn messages_do_not_keep_a_session_that_closes() {
+    fn messages_do_not_keep_a_closing_session_alive() {
         const MESSAGES: usize = 300;
         const LEN: usize = 16 << 10;
         for round in 0..50 {
@@ -165,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_learns_that_the_session_closes() {
+    fn waiting_calls_fail_when_the_session_closes() {
         for _ in 0..20 {
             let alice = session("alice");
             let (tell, told) = channel();

@@ -17,31 +17,31 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// What the peer calls itself.
+    /// Returns the peer's name.
     #[must_use]
     pub fn name(&self) -> &str {
         self.shared.name()
     }
 
-    /// Whether a connection is there now.
+    /// Returns whether there is currently a connection.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.core.is_current() && self.shared.link().is_some()
     }
 
-    /// Connects now rather than with the first transfer. Returns at once when a connection is there; either
-    /// side may do this, both at once included.
+    /// Connects now instead of with the first transfer. Returns at once if there is a connection;
+    /// either side may call this, also both at once.
     ///
     /// # Errors
-    /// The peer cannot be reached, refuses us, or `timeout` runs out first (the attempt then goes
-    /// on by itself).
+    /// The peer cannot be reached, refuses us, or `timeout` expires first (the attempt then
+    /// continues).
     pub fn connect(&self, timeout: Duration) -> Result<(), Error> {
         self.check()?;
         self.shared.connect(&self.core, timeout)
     }
 
-    /// Ends all connections to the peer; its transfers fail, also those that wait for a connection. A later
-    /// transfer connects anew.
+    /// Ends all connections to the peer; its transfers fail, including those that wait for a
+    /// connection. A later transfer reconnects.
     pub fn disconnect(&self) {
         if !self.core.is_current() {
             return;
@@ -53,7 +53,7 @@ impl Peer {
         self.shared.disconnect("the peer disconnected", &error);
     }
 
-    /// The lanes of the current connection; none when there is no connection.
+    /// Returns the lanes of the current connection; empty without a connection.
     #[must_use]
     pub fn lanes(&self) -> Vec<LaneInfo> {
         if !self.core.is_current() {
@@ -63,8 +63,8 @@ impl Peer {
         link.map_or_else(Vec::new, |link| link.lane_infos())
     }
 
-    /// Whether memory of the peer is copied directly, since it is on this host, and otherwise why not;
-    /// none when there is no connection.
+    /// Returns whether the peer's memory is copied directly because it is on this host, or why not;
+    /// `None` without a connection.
     #[must_use]
     pub fn same_host(&self) -> Option<SameHostInfo> {
         if !self.core.is_current() {
@@ -73,15 +73,15 @@ impl Peer {
         self.shared.link().and_then(|link| link.same_host_info())
     }
 
-    /// Counts how often the peer was lost so far: connected, and then no longer. Tagged messages that were
-    /// in flight have failed each time; protocols layered on them must restart.
+    /// Returns how often the peer has lost its last connection. Tagged messages in flight have
+    /// failed each time; protocols layered on them must restart.
     #[must_use]
     pub fn losses(&self) -> u64 {
         self.shared.losses()
     }
 
-    /// Sends a ping on one lane and waits for the answer, which the peer gives without its
-    /// application's help.
+    /// Sends a ping on one lane and waits for the answer, which does not involve the peer's
+    /// application.
     ///
     /// # Errors
     /// The peer is not connected, has no such lane, or does not answer within `timeout`.
@@ -98,7 +98,7 @@ impl Peer {
         Ok(rtt)
     }
 
-    /// Refuses a call in a process that was forked.
+    /// Refuses a call in a forked child.
     pub(super) fn check(&self) -> Result<(), Error> {
         Ok(self.core.check()?)
     }

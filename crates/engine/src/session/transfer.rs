@@ -10,20 +10,28 @@ use super::check_message;
 use super::peer::Peer;
 use crate::error::Error;
 use crate::link::Link;
+use crate::link::desk::Step;
 use crate::peers::{Estimate, Reading, TaggedReceive, TaggedSend, Waiting};
 use crate::sync::{Mutex, Rank};
-use crate::transfer::{After, Completion, Plan, Run, TransferState, deadline};
+use crate::trace::{self, Record};
+use crate::transfer::{After, Completion, Events, Plan, Run, TransferState, deadline};
 
-/// Fruitless looks in a row after which a caller who polls gives way once. Few: on a small machine the
-/// one that has to move next is often waiting for this very core, and elsewhere a yield costs less than
-/// a look.
+/// Fruitless polls in a row after which a polling caller yields once. Few: on a small machine the
+/// thread that has to run next often waits for this core, and elsewhere a yield costs less than a
+/// poll.
 const PATIENT_LOOKS: u32 = 4;
 
-/// A transfer. Dropping it releases it: what is in flight is aborted, without waiting.
+/// A transfer to or from a peer.
+///
+/// Made by [`Session::prepare`](crate::Session::prepare) and posted any number of times, or made
+/// and posted by [`Session::send`](crate::Session::send) and
+/// [`Session::recv`](crate::Session::recv). After a posting the caller polls, waits, or arms
+/// [`Events`]; all methods may be called from any thread. Dropping a transfer aborts a posting in
+/// flight, without waiting.
 pub struct Transfer {
     peer: Peer,
     kind: InProcess<Kind>,
-    /// Polls that found the transfer still in flight.
+    /// Consecutive polls that found the transfer still in flight.
     fruitless: AtomicU32,
 }
 
@@ -64,37 +72,38 @@ impl Transfer {
         }
     }
 
-    /// Starts the transfer, connecting first if need be, and returns without waiting. Once it has
-    /// ended it may be posted again; nothing is planned anew.
+    /// Starts the transfer, connecting first if necessary, and returns without waiting. Once it has
+    /// ended it may be posted again, without repeated planning.
     ///
     /// # Errors
-    /// It is still in flight, the peer is not reachable by any means, or the session is closed. Failures that
-    /// come later are reported by [`Transfer::poll`] and [`Transfer::wait`].
+    /// The transfer is still in flight, there is no way to reach the peer, or the session is
+    /// closed. [`Transfer::poll`] and [`Transfer::wait`] report later failures.
     pub fn post(&self) -> Result<(), Error> {
         self.start(After::Nothing)
     }
 
-    /// As [`Transfer::post`]; the peer receives `message` once every byte is in place: at the peer for a
-    /// WRITE, here for a READ.
+    /// Like [`Transfer::post`]; the peer receives `message` once every byte is in place: at the
+    /// peer for a WRITE, here for a READ.
     ///
-    /// While the connection lives it is delivered exactly once where the transfer ends as done, and not
-    /// at all where it fails or is aborted. When the connection is lost, neither is certain: a transfer
-    /// that fails because the peer was lost ([`ErrorKind::Disconnected`](crate::ErrorKind::Disconnected))
-    /// may have delivered its notification, where only the last acknowledgement was lost; and one that
-    /// ended as done just before may not have, where the notification was still on its way. It is never
-    /// delivered twice for one posting. Whoever posts again after such a failure gives the message a
-    /// number, by which the peer knows what it has seen.
+    /// While the connection lives, the message is delivered exactly once if the transfer ends as
+    /// done, and not at all if it fails or is aborted. When the connection is lost, neither is
+    /// certain: a transfer that fails because the peer was lost
+    /// ([`ErrorKind::Disconnected`](crate::ErrorKind::Disconnected)) may have delivered its
+    /// notification, if only the last acknowledgement was lost; and one that ended as done just
+    /// before may not have, if the notification was still in flight. It is never delivered twice
+    /// for one posting. Number your messages if you post again after such a failure, so that the
+    /// peer can detect duplicates.
     ///
     /// # Errors
-    /// As [`Transfer::post`]; or the message is too long, or the peer does not keep up with what is sent to
-    /// it, as in [`Session::notify`](crate::Session::notify).
+    /// As for [`Transfer::post`]; or the message is too long, or the peer does not keep up, as for
+    /// [`Session::notify`](crate::Session::notify).
     pub fn post_with_notification(&self, message: &[u8]) -> Result<(), Error> {
         check_message(&self.peer.core, message)?;
         self.start(After::Notify(message.into()))
     }
 
-    /// Where the transfer stands: failed in a forked child. Never waits; it may move bytes itself,
-    /// so that a caller who polls does not pay for another thread's wake-up.
+    /// Returns the state of the transfer; failed in a forked child. Never waits; may move bytes
+    /// itself, so that a polling caller does not pay for another thread's wake-up.
     pub fn poll(&self) -> TransferState {
         if !self.kind.is_current() {
             return TransferState::Failed;
@@ -120,8 +129,8 @@ impl Transfer {
     /// Waits until the transfer has ended.
     ///
     /// # Errors
-    /// Why it failed; that it was aborted; that it was never posted; or that `timeout` ran out, in
-    /// which case it goes on.
+    /// The error of a failed transfer; it was aborted; it was never posted; or `timeout` expired,
+    /// in which case the transfer continues.
     pub fn wait(&self, timeout: Duration) -> Result<(), Error> {
         self.kind.check()?;
         let Some(active) = self.active() else {
@@ -129,12 +138,13 @@ impl Transfer {
         };
         let until = deadline(timeout);
         if active.is_short() {
-            // Over before a sleep would have begun.
+            // The transfer ends before a sleep would have begun.
             let spin_until = until.min(Instant::now() + self.peer.core.context().config.spin());
             while !self.poll().is_terminal() && Instant::now() < spin_until {}
         }
         if !active.completion().state().is_terminal() {
             if let Some(link) = self.peer.shared.link() {
+                self.copy(link.as_ref(), &active, until);
                 link.hand_over();
             }
             if !active.completion().wait_until(until) {
@@ -150,10 +160,31 @@ impl Transfer {
         }
     }
 
-    /// Gives the transfer up. Never waits for the peer. When this returns, local memory is no longer
-    /// read or written on behalf of the transfer. Bytes of a WRITE that were on their way may still land at
-    /// the peer until the state is [`TransferState::Aborted`]. A transfer that ends as aborted does not deliver
-    /// its notification; one whose notification was already on its way ends as done.
+    /// Notifies `events` when this posting of the transfer ends, and returns its state. The event
+    /// occurs once, with `key`, even if the transfer fails or is aborted; there is no event if the
+    /// transfer has already ended or was never posted. From here on no polling is needed.
+    ///
+    /// # Errors
+    /// The call is made in a forked child.
+    pub fn arm(&self, events: &Events, key: u64) -> Result<TransferState, Error> {
+        self.kind.check()?;
+        let queue = events.queue()?;
+        let Some(active) = self.active() else {
+            return Ok(TransferState::Prepared);
+        };
+        let state = active.completion().arm(queue, key);
+        if !state.is_terminal()
+            && let Some(link) = self.peer.shared.link()
+        {
+            link.hand_over();
+        }
+        Ok(state)
+    }
+
+    /// Aborts the transfer. Never waits for the peer. When this returns, local memory is no longer
+    /// read or written on behalf of the transfer. Bytes of a WRITE in flight may still land at the
+    /// peer until the state is [`TransferState::Aborted`]. A transfer that ends as aborted does not
+    /// deliver its notification; one whose notification was already in flight ends as done.
     pub fn abort(&self) {
         if !self.kind.is_current() {
             return;
@@ -166,7 +197,7 @@ impl Transfer {
         }
     }
 
-    /// Why the transfer failed, if it did.
+    /// Returns why the transfer failed, if it did.
     #[must_use]
     pub fn error(&self) -> Option<Error> {
         if let Err(forked) = self.kind.check() {
@@ -175,7 +206,7 @@ impl Transfer {
         self.active()?.completion().error()
     }
 
-    /// Bytes that it moves.
+    /// Returns the length of the transfer in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         match &*self.kind {
@@ -185,7 +216,7 @@ impl Transfer {
         }
     }
 
-    /// Bytes of the message that a tagged receive got; 0 until it is known.
+    /// Returns the length of the message of a tagged receive; 0 until it is known.
     #[must_use]
     pub fn received(&self) -> u64 {
         match &*self.kind {
@@ -194,7 +225,7 @@ impl Transfer {
         }
     }
 
-    /// How long a posting is going to take, judged by earlier transfers to the same peer.
+    /// Estimates the duration of a posting, from earlier transfers to the same peer.
     #[must_use]
     pub fn estimate(&self) -> Estimate {
         if !self.kind.is_current() {
@@ -223,27 +254,55 @@ impl Transfer {
             return Err(Error::RegionDeregistered(memory.id));
         }
         let mut run = Run::new(core.context().next_id(), Arc::clone(plan), after);
-        // The last notification may still be on its way on the first lane.
+        // The last notification may still be in flight on the first lane.
         run.in_order = current
             .as_ref()
             .is_some_and(|last| last.in_order || last.sends_notify());
-        let run = Arc::new(run);
         if run.sends_notify() {
             self.peer.shared.check_keeps_up()?;
         }
-        if plan.len() == 0 {
-            // Nothing to move; the notification still has to arrive.
-            if let After::Notify(message) = &run.after {
-                self.peer.shared.notify(core, message)?;
-            }
+        let trace = &core.context().trace;
+        run.count_for(self.peer.shared.metered(), trace);
+        let run = Arc::new(run);
+        let posting = trace.start();
+        let submitted = self.submit(&run);
+        trace.span(posting, || {
+            let record = Record::new(trace::Kind::Post).chunk(run.id, 0);
+            record.bytes(run.plan.bytes)
+        });
+        if let Err(error) = submitted {
+            run.completion.record(error.clone());
             run.completion.finish();
-        } else {
-            self.peer
-                .shared
-                .start(core, Waiting::Run(Arc::clone(&run)))?;
+            return Err(error);
         }
         *current = Some(run);
         self.fruitless.store(0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Copies chunks of the transfer beside the workers, if threads of this process copy it.
+    fn copy(&self, link: &dyn Link, active: &Active, until: Instant) {
+        let Active::Run(run) = active else { return };
+        let spin_until = Instant::now() + self.peer.core.context().config.spin();
+        while Instant::now() < until {
+            match link.copy_for(run) {
+                Step::Copied => {}
+                Step::UnderWay if Instant::now() < spin_until => std::thread::yield_now(),
+                Step::UnderWay | Step::Over => return,
+            }
+        }
+    }
+
+    fn submit(&self, run: &Arc<Run>) -> Result<(), Error> {
+        let (peer, core) = (&self.peer.shared, &self.peer.core);
+        if run.plan.len() > 0 {
+            return peer.start(core, Waiting::Run(Arc::clone(run)));
+        }
+        // There are no bytes to move, but the notification still has to arrive.
+        if let After::Notify(message) = &run.after {
+            peer.notify(core, message)?;
+        }
+        run.completion.finish();
         Ok(())
     }
 
@@ -255,8 +314,7 @@ impl Transfer {
         }
     }
 
-    /// After a fruitless look: lets others use the core now and then, and at once if it is the peer that
-    /// needs it.
+    /// Yields the core after fruitless polls: now and then, and at once if the peer needs it.
     fn give_way(&self, active: &Active, link: Option<&dyn Link>) {
         let looks = self.fruitless.fetch_add(1, Ordering::Relaxed);
         let needed = match active {
@@ -273,11 +331,11 @@ impl Transfer {
         if run.completion.state().is_terminal() {
             return;
         }
-        // Too late once the notification is on its way: the transfer then ends as done, but it lets
-        // go of local memory all the same.
+        // Too late once the notification is being sent: the transfer then ends as done, but still
+        // releases local memory.
         let last = run.completion.begin_abort() && run.close();
         run.let_go();
-        // Also links that have ended, and are not taken apart yet, may be at work on it.
+        // Links that have ended, and are not taken apart yet, may also use the memory.
         self.peer.core.context().let_go(run);
         if last {
             run.conclude_failed();
@@ -295,8 +353,8 @@ impl Transfer {
 
     fn abort_receive(&self, receive: &Arc<TaggedReceive>) {
         let waiting = self.peer.shared.tagged.forget_receive(receive);
-        // With this lock held no message is being copied into the buffer, and none will be once the
-        // abort has begun.
+        // While this lock is held no message is being copied into the buffer, and none will be once
+        // the abort has begun.
         let reading = receive.reading.lock();
         if !receive.completion.begin_abort() {
             return;
@@ -309,7 +367,7 @@ impl Transfer {
             // The receive ends with the run that reads for it.
             self.abort_run(&run);
         }
-        // Otherwise its message has just been found, and whoever found it ends it.
+        // Otherwise its message has just been found, and the thread that found it ends the receive.
     }
 }
 
@@ -335,12 +393,12 @@ impl std::fmt::Debug for Transfer {
     }
 }
 
-/// Moves what can be moved for a caller who polls.
+/// Makes progress without waiting, for a polling caller.
 fn drive(link: &dyn Link, active: &Active) {
     match active {
         Active::Run(run) => link.drive_for(run),
         Active::Receive(receive) => {
-            // Cloned: driving may find the message and take this lock to say so.
+            // Cloned: driving may find the message and take this lock to record it.
             let reading = receive.reading.lock().clone();
             match reading {
                 Some(Reading { link, run }) => link.drive_for(&run),
@@ -351,7 +409,7 @@ fn drive(link: &dyn Link, active: &Active) {
     }
 }
 
-/// The operation that a transfer's state is about.
+/// The operation that determines a transfer's state.
 enum Active {
     Run(Arc<Run>),
     Send(Arc<TaggedSend>),
@@ -359,7 +417,7 @@ enum Active {
 }
 
 impl Active {
-    /// Whether it takes about a round trip.
+    /// Returns whether the operation takes about one round trip.
     fn is_short(&self) -> bool {
         match self {
             Self::Run(run) => run.is_short(),

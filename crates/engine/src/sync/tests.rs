@@ -49,7 +49,7 @@ fn guards_drop_in_any_order() {
     let third = leaf.lock();
     drop(first);
     drop(third);
-    // Nothing that was dropped is counted any more, what was not dropped is.
+    // Dropped guards are no longer counted, remaining guards are.
     let third = leaf.lock();
     drop(second);
     drop(third);
@@ -107,7 +107,7 @@ fn release_builds_add_nothing() {
     let _session = session.lock();
 }
 
-/// What only debug builds do.
+/// Checks that only debug builds make.
 #[cfg(debug_assertions)]
 mod violations {
     use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,10 +1,11 @@
-//! One chunk of a run: what a lane moves at once.
+//! One chunk of a run: the unit that a lane moves at once.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tcpx_cuda::Device;
 use tcpx_net::Span;
+use tcpx_proto::frame::{FrameError, Table};
 use tcpx_proto::lane::{self, ChunkId, Op, Take};
 
 use super::plan::Layout;
@@ -12,11 +13,12 @@ use super::run::Run;
 use crate::error::Error;
 use crate::memory::Place;
 
-/// One chunk of a run. Clones refer to the same chunk; whoever takes it from the run settles it once.
+/// One chunk of a run. Clones refer to the same chunk;
+/// the lane that takes it from the run settles it once.
 #[derive(Clone)]
 pub(crate) struct ChunkRef {
     pub(crate) run: Arc<Run>,
-    // Below run.plan.len()
+    // Less than `run.plan.len()`.
     index: u32,
 }
 
@@ -25,46 +27,51 @@ impl ChunkRef {
         self.run.plan.layout(self.index as usize)
     }
 
-    /// Bytes of its payload.
+    /// Returns the length of the payload.
     pub(crate) fn bytes(&self) -> usize {
         self.layout().bytes
     }
 
-    /// Region keys and entries in its table.
+    /// Returns the numbers of region keys and entries in the table.
     pub(crate) fn table_counts(&self) -> (u16, u32) {
         let layout = self.layout();
         (layout.regions, layout.entries)
     }
 
-    /// Its table, as it goes on the wire.
+    /// Returns the table in wire format.
     pub(crate) fn table(&self) -> &[u8] {
         self.run.plan.table(self.layout())
     }
 
-    /// The local memory of its payload.
+    /// Decodes the table, as the peer that owns the memory would.
+    pub(crate) fn read_table(&self) -> Result<Table<'_>, FrameError> {
+        self.run.plan.read_table(self.layout())
+    }
+
+    /// Returns the local memory of the payload.
     pub(crate) fn spans(&self) -> &[Span] {
         self.run.plan.spans(self.layout())
     }
 
-    /// The device that this memory lies on, if sockets cannot reach it.
+    /// Returns the device that holds the local memory, if sockets cannot access it.
     pub(crate) fn device(&self) -> Option<&Arc<dyn Device>> {
         self.run.plan.device(self.layout())
     }
 
-    /// Where its bytes are.
+    /// Returns the location of the local memory.
     pub(crate) fn place(&self) -> Place<'_> {
         self.run.plan.place(self.layout())
     }
 
-    /// Gives the chunk back to its run, since its lane was lost before it had moved. True where the run
-    /// hands out no more chunks and this was the last: whoever gives it back concludes the run.
+    /// Returns the chunk to its run because its lane was lost before the chunk had moved. Returns
+    /// true if the run is closed and this was its last chunk: then the caller concludes the run.
     #[must_use]
     pub(crate) fn give_back(&self) -> bool {
         self.run.give_back(self.index as usize)
     }
 
-    /// Whether bytes may still be written to its local memory. Records why not in the run, if its
-    /// memory was revoked.
+    /// Returns whether bytes may still be written to the local memory. Records the error in the run
+    /// if the memory was revoked.
     pub(crate) fn may_land(&self) -> bool {
         if let Some(memory) = self.run.plan.revoked() {
             let error = Error::RegionDeregistered(memory.id);
@@ -88,11 +95,11 @@ impl lane::Chunk for ChunkRef {
     }
 }
 
-/// A run as a lane sees it: something to take chunks from.
+/// A run as a lane sees it: a source of chunks.
 pub(crate) struct Offered(pub(crate) Arc<Run>);
 
 impl Offered {
-    /// The next chunk that nobody has taken.
+    /// Takes the next chunk that no lane has taken.
     pub(crate) fn next(run: &Arc<Run>) -> Option<ChunkRef> {
         run.take().map(|index| ChunkRef {
             run: Arc::clone(run),

@@ -1,12 +1,16 @@
-//! How a transfer ends, and how its owner learns of it.
+//! The end of a transfer, and how its owner learns of it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
+use super::events::Queue;
 use crate::error::Error;
+use crate::stats::{Meter, Outcome};
 use crate::sync::{Condvar, Mutex, Rank};
+use crate::trace::{End, TransferTrace};
 
-/// Where a transfer stands.
+/// State of a transfer.
 ///
 /// ```text
 /// Prepared ──post──► InProgress ──► Done ──post──► InProgress …
@@ -20,18 +24,18 @@ pub enum TransferState {
     Prepared = 0,
     /// Posted; bytes may be moving.
     InProgress = 1,
-    /// Every byte is where it belongs.
+    /// Every byte is in place.
     Done = 2,
-    /// It failed; [`Transfer::error`](crate::Transfer::error) says why.
+    /// The transfer failed; [`Transfer::error`](crate::Transfer::error) returns the reason.
     Failed = 3,
-    /// Aborted by this side; bytes that were already on their way may still land at the peer.
+    /// Aborted by this side; bytes in flight may still land at the peer.
     Aborting = 4,
-    /// Aborted, and nothing of it is on its way any more.
+    /// Aborted, and nothing is in flight any more.
     Aborted = 5,
 }
 
 impl TransferState {
-    /// Whether nothing more will happen until the transfer is posted again.
+    /// Returns whether the state remains until the transfer is posted again.
     #[must_use]
     pub fn is_terminal(self) -> bool {
         matches!(self, Self::Done | Self::Failed | Self::Aborted)
@@ -49,24 +53,62 @@ impl TransferState {
     }
 }
 
-/// The end of one posted operation: set once, watched by anybody.
+/// The end of one posted operation: set once, observed by any thread.
+///
+/// Begins as in progress. [`Completion::record`] keeps the first error, [`Completion::begin_abort`]
+/// or [`Completion::commit`] decides whether the operation may still be aborted, and
+/// [`Completion::finish`] ends it and wakes all waiters. Changes happen under one lock; reading the
+/// state takes none.
 #[derive(Debug)]
 pub(crate) struct Completion {
     state: AtomicU8,
-    /// The operation's notification is on its way: too late to abort. Changes under the lock of `error`.
+    /// True once the operation's notification is being sent, when it is too late to abort. Changes
+    /// under the lock of `ending`.
     committed: AtomicBool,
-    /// The first error; guards changes of `state` too, so that a waiter cannot miss one.
-    error: Mutex<Option<Error>>,
+    /// Guards changes of `state` as well, so that a waiter cannot miss one.
+    ending: Mutex<Ending>,
     changed: Condvar,
+    /// Counts the operation, if it is a counted one.
+    meter: Option<Meter>,
+    /// Records its end, where there is a trace.
+    trace: Option<TransferTrace>,
+}
+
+#[derive(Debug, Default)]
+struct Ending {
+    /// The first error.
+    error: Option<Error>,
+    /// Event loops to notify of the end, each with its key. Empty once the operation has ended.
+    armed: Vec<(Arc<Queue>, u64)>,
 }
 
 impl Completion {
+    /// Makes the completion of an operation that is not counted.
     pub(crate) fn new() -> Self {
         Self {
+            meter: None,
+            trace: None,
             state: AtomicU8::new(TransferState::InProgress as u8),
             committed: AtomicBool::new(false),
-            error: Mutex::new(Rank::Completion, None),
+            ending: Mutex::new(Rank::Completion, Ending::default()),
             changed: Condvar::new(),
+        }
+    }
+
+    /// Makes the completion of an operation that is counted until it ends, and recorded if there is a
+    /// trace.
+    pub(crate) fn metered(meter: Meter, trace: Option<TransferTrace>) -> Self {
+        Self {
+            meter: Some(meter),
+            trace,
+            ..Self::new()
+        }
+    }
+
+    /// Sets the length of an operation that was unknown at its start.
+    pub(crate) fn set_bytes(&self, bytes: u64) {
+        if let Some(meter) = &self.meter {
+            meter.set_bytes(bytes);
         }
     }
 
@@ -76,21 +118,33 @@ impl Completion {
     }
 
     pub(crate) fn error(&self) -> Option<Error> {
-        self.error.lock().clone()
+        self.ending.lock().error.clone()
     }
 
-    /// Keeps the first error of an operation that has not ended yet.
+    /// Notifies `queue` of the end, once, unless the operation has already ended.
+    /// Returns the state.
+    pub(crate) fn arm(&self, queue: &Arc<Queue>, key: u64) -> TransferState {
+        let mut ending = self.ending.lock();
+        let state = self.state();
+        let is_armed = |(known, its): &(Arc<Queue>, u64)| Arc::ptr_eq(known, queue) && *its == key;
+        if !state.is_terminal() && !ending.armed.iter().any(is_armed) {
+            ending.armed.push((Arc::clone(queue), key));
+        }
+        state
+    }
+
+    /// Records the first error of an operation that has not ended yet.
     pub(crate) fn record(&self, error: Error) {
-        self.error.lock().get_or_insert(error);
+        self.ending.lock().error.get_or_insert(error);
     }
 
-    /// Marks an operation as being aborted; false when it has ended already or was committed.
+    /// Begins to abort the operation; returns false if it has ended or was committed.
     pub(crate) fn begin_abort(&self) -> bool {
-        let mut error = self.error.lock();
+        let mut ending = self.ending.lock();
         if self.state() != TransferState::InProgress || self.committed.load(Ordering::Relaxed) {
             return false;
         }
-        error.get_or_insert(Error::Aborted);
+        ending.error.get_or_insert(Error::Aborted);
         self.state
             .store(TransferState::Aborting as u8, Ordering::Release);
         true
@@ -101,38 +155,59 @@ impl Completion {
         self.state() == TransferState::Aborting
     }
 
-    /// Ends the operation: aborted if that was asked for, failed if an error was recorded, done
-    /// otherwise. Returns how it ended.
+    /// Ends the operation: aborted if an abort was requested, failed if an error was recorded, done
+    /// otherwise. Returns the final state.
     pub(crate) fn finish(&self) -> TransferState {
-        let error = self.error.lock();
-        let state = match self.state() {
-            TransferState::InProgress if error.is_none() => TransferState::Done,
+        let mut ending = self.ending.lock();
+        let before = self.state();
+        let state = match before {
+            TransferState::InProgress if ending.error.is_none() => TransferState::Done,
             TransferState::InProgress => TransferState::Failed,
             TransferState::Aborting => TransferState::Aborted,
             ended => ended,
         };
+        // Counted before any thread can see the end.
+        if let Some(meter) = self.meter.as_ref().filter(|_| !before.is_terminal()) {
+            meter.end(match (state, &ending.error) {
+                (TransferState::Done, _) => Outcome::Completed,
+                (TransferState::Failed, Some(error)) => Outcome::Failed(error.kind()),
+                _ => Outcome::Aborted,
+            });
+        }
+        if let Some(trace) = self.trace.as_ref().filter(|_| !before.is_terminal()) {
+            let end = match state {
+                TransferState::Done => End::Done,
+                TransferState::Failed => End::Failed,
+                _ => End::Aborted,
+            };
+            trace.ended(end, ending.error.as_ref());
+        }
         self.state.store(state as u8, Ordering::Release);
-        drop(error);
+        let armed = std::mem::take(&mut ending.armed);
+        drop(ending);
         self.changed.notify_all();
+        for (queue, key) in armed {
+            queue.ended(key);
+        }
         state
     }
 
-    /// Decides that the peer is going to be notified: from here on the operation cannot be aborted any more. False
-    /// when it was aborted or has failed, and then the peer must not be notified.
+    /// Decides that the peer will be notified: from here on the operation cannot be aborted.
+    /// Returns false if it was aborted or has failed; then the peer must not be notified.
     pub(crate) fn commit(&self) -> bool {
-        let error = self.error.lock();
-        let clean = self.state() == TransferState::InProgress && error.is_none();
+        let ending = self.ending.lock();
+        let clean = self.state() == TransferState::InProgress && ending.error.is_none();
         if clean {
             self.committed.store(true, Ordering::Relaxed);
         }
         clean
     }
 
-    /// Sleeps until the operation has ended or `deadline` has passed; says whether it has ended.
+    /// Sleeps until the operation has ended or `deadline` has passed; returns whether it has ended.
     pub(crate) fn wait_until(&self, deadline: Instant) -> bool {
-        let mut error = self.error.lock();
+        let mut ending = self.ending.lock();
         while !self.state().is_terminal() {
-            if self.changed.wait_until(&mut error, deadline).timed_out() {
+            if self.changed.wait_until(&mut ending, deadline).timed_out() {
                 return self.state().is_terminal();
             }
         }
@@ -140,9 +215,36 @@ impl Completion {
     }
 }
 
-/// The moment `timeout` from now; a timeout too long to add is a century.
+/// Returns the moment `timeout` from now; a timeout that overflows becomes a century.
 pub(crate) fn deadline(timeout: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(timeout)
         .unwrap_or_else(|| now + Duration::from_secs(100 * 365 * 86_400))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transfer::Events;
+
+    /// Arming checks the state under the lock that the end takes: it sees an end that it has waited
+    /// for, and leaves nothing armed that would never be notified.
+    #[test]
+    fn arming_sees_an_end_that_it_waited_for() {
+        let (completion, events) = (Completion::new(), Events::new().unwrap());
+        let queue = events.queue().unwrap();
+        let ending = completion.ending.lock();
+        let state = std::thread::scope(|scope| {
+            let arming = scope.spawn(|| completion.arm(queue, 7));
+            // Long enough to reach the lock; a slower thread sees the end anyway.
+            std::thread::sleep(Duration::from_millis(50));
+            completion
+                .state
+                .store(TransferState::Done as u8, Ordering::Release);
+            drop(ending);
+            arming.join().unwrap()
+        });
+        assert_eq!(state, TransferState::Done);
+        assert!(completion.ending.lock().armed.is_empty());
+    }
 }

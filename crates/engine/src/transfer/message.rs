@@ -1,4 +1,4 @@
-//! Tagged messages as they are announced.
+//! Announcements of tagged messages.
 
 use std::sync::Arc;
 
@@ -8,21 +8,21 @@ use tcpx_proto::frame::{Entry, FLAG_INLINE, Header, Kind, MAX_INLINE_SEND_BYTES,
 
 use crate::memory::Memory;
 
-/// One entry of an announcement covers at most this much, so that its length fits the wire format.
+/// Limits the length of one entry of an announcement, so that it fits the wire format.
 const MAX_ENTRY_BYTES: usize = 1 << 30;
 
-/// A message that is to be announced.
+/// A message to be announced.
 pub(crate) struct Announcement {
     pub(crate) id: u64,
     pub(crate) tag: u64,
     pub(crate) source: Span,
-    /// The message, under a key of its own.
+    /// The alias of the message's memory, which has its own key.
     pub(crate) memory: Arc<Memory>,
 }
 
 impl Announcement {
-    /// Appends the frame, with the message itself when it is small. Only while revocations of the
-    /// memory wait.
+    /// Appends the frame, with the message itself if it is small. Must be called while revocations
+    /// of the memory wait.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         let len = self.source.len();
         let mut bytes = Vec::new();
@@ -31,7 +31,7 @@ impl Announcement {
             && self.memory.device.is_none();
         if inline {
             bytes.resize(len, 0);
-            // Memory that cannot be read is refused to the peer when it reads the message.
+            // If the memory cannot be read, the peer's READ of the message will be refused.
             inline = self.source.copy_to(&mut bytes).is_ok();
         }
         let pieces = self.arrival().pieces;
@@ -56,7 +56,7 @@ impl Announcement {
         }
     }
 
-    /// Returns the announcement as a session finds it that sends to itself.
+    /// Returns the announcement as a session that sends to itself receives it.
     pub(crate) fn arrival(&self) -> Arrival {
         let len = self.source.len();
         let key = self.memory.key();
@@ -82,7 +82,7 @@ impl Announcement {
     }
 }
 
-/// The announcement of a message, as it has arrived.
+/// An announcement that has arrived.
 #[derive(Debug)]
 pub(crate) struct Arrival {
     pub(crate) id: u64,
@@ -93,7 +93,7 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
-    /// Makes one from a decoded frame; `tag` has 8 bytes (checked with the header).
+    /// Makes an arrival from a decoded frame; `tag` has 8 bytes (checked with the header).
     pub(crate) fn new(id: u64, tag: &[u8], table: &Table<'_>, inline: Option<Vec<u8>>) -> Self {
         let mut word = [0; 8];
         word.copy_from_slice(tag);

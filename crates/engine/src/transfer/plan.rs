@@ -1,8 +1,8 @@
 //! The plan of a transfer: segment lists become chunks, once.
 //!
-//! Small neighbours share a chunk, large segments are cut, segments that touch on both sides are one.
-//! Everything a lane sends for a chunk is laid out here (the table in wire format, the local spans), so
-//! that posting, and posting again, does no work per segment.
+//! Small neighbours share a chunk, large segments are split, segments that are adjacent on both
+//! sides are merged. All data that a lane sends for a chunk is laid out here (the table in wire
+//! format, the local spans), so that posting does no work per segment.
 //!
 //! Pure: no I/O, no clock, no threads.
 
@@ -16,29 +16,37 @@ use std::sync::Arc;
 use tcpx_cuda::Device;
 use tcpx_net::Span;
 use tcpx_proto::descriptor::RegionKey;
-use tcpx_proto::frame::{ENTRY_BYTES, Entry, MAX_CHUNK_BYTES, MAX_TABLE_BYTES, REGION_BYTES};
+use tcpx_proto::frame::{
+    ENTRY_BYTES, Entry, FrameError, Header, Kind, MAX_CHUNK_BYTES, MAX_TABLE_BYTES, REGION_BYTES,
+    Table,
+};
 use tcpx_proto::lane::Op;
 
 use crate::config::staging::CHUNK_FACTOR;
 use crate::memory::{InterfaceSet, Memory, MemoryKind, Place, is_same_place, push_merged};
 use crate::sync::{Mutex, Rank};
 
-/// Below this a transfer is not spread over more lanes: a second lane costs more than it saves.
+/// Transfers below this size are not spread over more lanes:
+/// a second lane costs more than it saves.
 const MIN_SPREAD_BYTES: usize = 128 << 10;
+
+/// Minimum bytes of a chunk of staged memory that is one of two on its lane: copies and messages for
+/// shorter chunks cost more than the overlap saves.
+const MIN_HALF_BYTES: usize = 512 << 10;
 
 /// One piece of a transfer with both ends resolved.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     local: Span,
-    /// Which of the pieces' memory it lies in.
+    /// Index of the memory that contains the piece.
     memory: u32,
     key: RegionKey,
     address: u64,
     group: u16,
 }
 
-/// Where the memory of a chunk lies: all of it in one place on either side, so that each side can move it in
-/// one go.
+/// Location of the memory of a chunk:
+/// one place on each side, so that each side can move the chunk in one go.
 #[derive(Debug)]
 struct Group {
     device: Option<Arc<dyn Device>>,
@@ -46,7 +54,7 @@ struct Group {
 }
 
 impl Group {
-    /// Whether its bytes pass through pinned memory at either end.
+    /// Returns whether the bytes pass through pinned memory at either end.
     fn is_staged(&self) -> bool {
         self.device.is_some() || self.remote != MemoryKind::Host
     }
@@ -56,7 +64,7 @@ impl Group {
 #[derive(Debug, Default)]
 pub(crate) struct Pieces {
     list: Vec<Piece>,
-    /// The local memory that they lie in.
+    /// The local memory that contains the pieces.
     memory: Vec<Arc<Memory>>,
     groups: Vec<Group>,
 }
@@ -69,9 +77,9 @@ impl Pieces {
         }
     }
 
-    /// Notes memory that pieces lie in; returns its number, and whether it is new.
+    /// Adds memory that contains pieces; returns its index, and whether it is new.
     pub(crate) fn add_memory(&mut self, memory: &Arc<Memory>) -> (u32, bool) {
-        // Neighbours mostly share a region: the last one is the likeliest.
+        // Adjacent pieces usually share a region: search from the last one.
         let known = self.memory.iter().rposition(|m| Arc::ptr_eq(m, memory));
         if known.is_none() {
             self.memory.push(Arc::clone(memory));
@@ -80,7 +88,8 @@ impl Pieces {
         (index as u32, known.is_none())
     }
 
-    /// Adds a piece: `local`, inside the memory of that number, and as many bytes at the peer's `address`, in memory of kind `remote`.
+    /// Adds a piece: `local`, inside the memory with that index, and as many bytes at the peer's
+    /// `address`, in memory of kind `remote`.
     pub(crate) fn push(
         &mut self,
         memory: u32,
@@ -99,20 +108,20 @@ impl Pieces {
         });
     }
 
-    /// The interfaces that are nearest to any of the memory.
+    /// Returns the interfaces that are nearest to any of the memory.
     pub(crate) fn near(&self) -> InterfaceSet {
         let near = self.memory.iter().map(|memory| memory.near);
         near.reduce(InterfaceSet::union)
             .unwrap_or(InterfaceSet::ALL)
     }
 
-    /// One piece of host memory, for tests that never touch it.
+    /// Makes one piece of host memory, for tests that never touch it.
     #[cfg(test)]
     pub(crate) fn untouched(local: Span) -> Self {
         Self::unregistered(local, None)
     }
 
-    /// One piece of a device's memory, for tests without a registry.
+    /// Makes one piece of device memory, for tests without a registry.
     #[cfg(test)]
     pub(crate) fn unregistered(local: Span, device: Option<&Arc<dyn Device>>) -> Self {
         let mut pieces = Self::default();
@@ -145,7 +154,7 @@ impl Pieces {
     }
 }
 
-/// What chunks may be.
+/// Limits for chunks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) chunk_bytes: usize,
@@ -153,21 +162,24 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// The chunk size for memory of `group` in a transfer of `total` bytes: small transfers are cut finer, so that
-    /// every lane has a share.
+    /// Returns the chunk size for memory of `group` in a transfer of `total` bytes: small transfers
+    /// are split finer, so that every lane has a share. A lane moves staged memory in two chunks, if
+    /// they are not too short, so that the device copies one while the network carries the other.
     fn chunk_bytes(&self, total: usize, group: &Group) -> usize {
-        let most = if group.is_staged() {
-            (CHUNK_FACTOR * self.chunk_bytes).min(MAX_CHUNK_BYTES as usize)
+        let share = total.div_ceil(self.lanes.max(1));
+        let (most, share) = if group.is_staged() {
+            let most = (CHUNK_FACTOR * self.chunk_bytes).min(MAX_CHUNK_BYTES as usize);
+            (most, share.div_ceil(2).max(share.min(MIN_HALF_BYTES)))
         } else {
-            self.chunk_bytes
+            (self.chunk_bytes, share)
         };
-        let share = total.div_ceil(self.lanes.max(1)).next_multiple_of(4096);
+        let share = share.next_multiple_of(4096);
         share.clamp(MIN_SPREAD_BYTES.min(most), most)
     }
 }
 
-/// Where one chunk lies in the plan: what one lane moves at once. The ranges index into the plan's
-/// arrays.
+/// Layout of one chunk, the unit that one lane moves at once.
+/// The ranges index into the plan's arrays.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     table: Range<usize>,
@@ -178,26 +190,29 @@ pub(crate) struct Layout {
     group: u16,
 }
 
-/// A transfer, ready to be posted any number of times.
+/// A transfer, laid out once and ready to be posted any number of times.
+///
+/// Immutable except for `made`, so that any number of lanes and postings share a plan without a
+/// lock.
 pub(crate) struct Plan {
     pub(crate) op: Op,
     pub(crate) bytes: u64,
     chunks: Vec<Layout>,
     tables: Vec<u8>,
     spans: Vec<Span>,
-    /// The local memory that is used.
+    /// The local memory in use.
     memory: Vec<Arc<Memory>>,
-    /// The interfaces that it uses: those of any of its memory.
+    /// The interfaces to use: the union over all local memory.
     pub(crate) near: InterfaceSet,
     groups: Vec<Group>,
-    /// The peer's regions that are used, each once.
+    /// Keys of the peer's regions in use, without duplicates.
     keys: Vec<RegionKey>,
-    /// What whoever moves the plan has made of it, to be used again at its next posting.
+    /// State that a link has derived from the plan, cached for the next posting.
     pub(crate) made: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
 }
 
 impl Plan {
-    /// Cuts and gathers `pieces` into chunks.
+    /// Splits and combines `pieces` into chunks.
     pub(crate) fn new(op: Op, pieces: Pieces, limits: Limits) -> Self {
         let near = pieces.near();
         let Pieces {
@@ -206,7 +221,7 @@ impl Plan {
             groups,
         } = pieces;
         if groups.len() > 1 {
-            // A chunk has memory of one group: those of a group belong together.
+            // A chunk has memory of one group, so sort pieces by group.
             pieces.sort_by_key(|p| p.group);
         }
         let total: usize = pieces.iter().map(|p| p.local.len()).sum();
@@ -246,7 +261,7 @@ impl Plan {
             builder.push(run);
         }
         let mut plan = builder.finish();
-        // An application may keep a million of them, mostly of one chunk: no room for more.
+        // An application may keep a million plans, most with one chunk: do not waste capacity.
         plan.chunks.shrink_to_fit();
         plan.tables.shrink_to_fit();
         plan.spans.shrink_to_fit();
@@ -258,7 +273,7 @@ impl Plan {
         plan
     }
 
-    /// How many chunks there are; none when no byte is to be moved.
+    /// Returns the number of chunks; 0 if there are no bytes to move.
     pub(crate) fn len(&self) -> usize {
         self.chunks.len()
     }
@@ -267,32 +282,43 @@ impl Plan {
         &self.chunks[index]
     }
 
-    /// The table of a chunk, as it goes on the wire.
+    /// Returns the table of a chunk in wire format.
     pub(crate) fn table(&self, chunk: &Layout) -> &[u8] {
         &self.tables[chunk.table.clone()]
     }
 
-    /// The local memory of a chunk.
+    /// Decodes the table of a chunk, as the peer that owns the memory would.
+    pub(crate) fn read_table(&self, chunk: &Layout) -> Result<Table<'_>, FrameError> {
+        let header = Header {
+            regions: chunk.regions,
+            entries: chunk.entries,
+            payload: chunk.bytes as u64,
+            ..Header::new(Kind::Write, 0)
+        };
+        Table::decode(&header, self.table(chunk))
+    }
+
+    /// Returns the local memory of a chunk.
     pub(crate) fn spans(&self, chunk: &Layout) -> &[Span] {
         &self.spans[chunk.spans.clone()]
     }
 
-    /// The device that the local memory of a chunk lies on, if sockets cannot reach it.
+    /// Returns the device that holds the local memory of a chunk, if sockets cannot access it.
     pub(crate) fn device(&self, chunk: &Layout) -> Option<&Arc<dyn Device>> {
         self.groups[chunk.group as usize].device.as_ref()
     }
 
-    /// The peer's regions that are used.
+    /// Returns the keys of the peer's regions in use.
     pub(crate) fn keys(&self) -> &[RegionKey] {
         &self.keys
     }
 
-    /// Whether any of it passes through pinned memory where it is sent.
+    /// Returns whether any bytes pass through pinned memory at either end.
     pub(crate) fn has_devices(&self) -> bool {
         self.groups.iter().any(Group::is_staged)
     }
 
-    /// Whether two ranges of local memory lie in the same registered memory.
+    /// Returns whether two ranges of local memory lie in the same registered memory.
     pub(crate) fn is_in_one_region(&self, a: &tcpx_cuda::Range, b: &tcpx_cuda::Range) -> bool {
         let has = |memory: &Memory, range: &tcpx_cuda::Range| {
             let first = memory.span.address();
@@ -302,7 +328,7 @@ impl Plan {
         memory.any(|memory| has(memory, a) && has(memory, b))
     }
 
-    /// The device that all of it lies on, here, where all of it lies on devices at the peer too.
+    /// Returns the device that holds all local memory, if all remote memory is on devices as well.
     pub(crate) fn only_device(&self) -> Option<&Arc<dyn Device>> {
         let first = self.groups.first()?.device.as_ref()?;
         let mut groups = self.groups.iter();
@@ -312,7 +338,7 @@ impl Plan {
         groups.all(is_same).then_some(first)
     }
 
-    /// Where the local memory of a chunk is.
+    /// Returns the location of the local memory of a chunk.
     pub(crate) fn place(&self, chunk: &Layout) -> Place<'_> {
         Place {
             spans: self.spans(chunk),
@@ -321,14 +347,14 @@ impl Plan {
         }
     }
 
-    /// The first local memory that may no longer be touched.
+    /// Returns the first local memory that was revoked.
     pub(crate) fn revoked(&self) -> Option<&Memory> {
         self.memory.iter().map(Arc::as_ref).find(|m| !m.is_live())
     }
 }
 
 impl Piece {
-    /// Both as one, when they touch on both sides.
+    /// Merges two pieces that are adjacent on both sides.
     fn join(&self, next: &Self) -> Option<Self> {
         let touches = self.address.checked_add(self.local.len() as u64) == Some(next.address)
             && self.key == next.key
@@ -341,15 +367,15 @@ impl Piece {
 
 struct Builder {
     limits: Limits,
-    /// For memory of the current group.
+    /// Chunk size for memory of the current group.
     chunk_bytes: usize,
-    // The chunk that is being filled; `keys` and `entries` together never exceed MAX_TABLE_BYTES.
+    // The chunk being filled; `keys` and `entries` together never exceed MAX_TABLE_BYTES.
     keys: Vec<RegionKey>,
     entries: Vec<u8>,
     open_bytes: usize,
     open_spans: usize,
     group: u16,
-    /// What the last span lies in.
+    /// Index of the memory that contains the last span.
     memory: u32,
     plan: Plan,
 }
@@ -366,7 +392,7 @@ impl Builder {
         while offset < piece.local.len() {
             let left = piece.local.len() - offset;
             let room = self.chunk_bytes - self.open_bytes;
-            // A block that fits a chunk of its own is not cut to fill up this one.
+            // A block that fits into one chunk is not split to fill the current chunk.
             let worth_cutting = left > self.chunk_bytes || self.open_bytes < self.chunk_bytes / 2;
             if room == 0 || (left > room && !worth_cutting) {
                 self.close();
@@ -391,10 +417,10 @@ impl Builder {
         }
     }
 
-    /// The index of `key` in the open table, or `None` when the table is full.
+    /// Returns the index of `key` in the open table, or `None` if the table is full.
     fn region(&mut self, key: RegionKey) -> Option<u32> {
         let used = self.keys.len() * REGION_BYTES + self.entries.len() + ENTRY_BYTES;
-        // Neighbours mostly share a region: the last one is the likeliest.
+        // Adjacent pieces usually share a region: search from the last one.
         if let Some(index) = self.keys.iter().rposition(|k| *k == key) {
             return (used <= MAX_TABLE_BYTES).then_some(index as u32);
         }
@@ -407,13 +433,14 @@ impl Builder {
 
     fn push_span(&mut self, span: Span, memory: u32) {
         let is_host = self.plan.groups[usize::from(self.group)].device.is_none();
-        // A device does not copy across allocations, which regions of their own may be though they touch.
+        // A device does not copy across allocations,
+        // and adjacent regions may be separate allocations.
         let may_join = is_host || self.memory == memory;
         self.memory = memory;
         if may_join && self.plan.spans.len() > self.open_spans {
             push_merged(&mut self.plan.spans, span);
         } else {
-            // Never joined to the last span of the chunk before.
+            // Never joined to the last span of the previous chunk.
             self.plan.spans.push(span);
         }
     }

@@ -1,7 +1,7 @@
 //! One posting of a planned transfer.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use tcpx_proto::frame::MAX_EXTRA_BYTES;
@@ -9,65 +9,52 @@ use tcpx_proto::lane::Op;
 
 use super::completion::{Completion, TransferState};
 use super::plan::Plan;
+use super::tally::Tally;
 use crate::error::Error;
 use crate::memory::Place;
-use crate::sync::{Mutex, Rank};
+use crate::stats::{Meter, PeerCounters, TransferKind};
+use crate::trace::{Trace, TransferNames, TransferTrace};
 
-/// `next` of a run that hands out no more chunks. Far above any chunk count, far below overflow.
-const CLOSED: u32 = 1 << 31;
-
-/// Up to this size the round trip outweighs the bytes.
+/// Up to this size the round trip takes longer than the bytes.
 const SHORT_BYTES: u64 = 256 << 10;
 
-/// What happens when a run is over.
+/// Action at the end of a run.
 pub(crate) enum After {
     Nothing,
-    /// The peer is notified if the run is done.
+    /// Notifies the peer if the run succeeded.
     Notify(Box<[u8]>),
-    /// Somebody is told how it went.
+    /// Reports the result to a waiter.
     Tell(Arc<dyn Conclusion>),
 }
 
-/// Somebody who waits for a run. Called while neither half of a lane is locked.
+/// A waiter for the end of a run. Called while neither half of a lane is locked.
 pub(crate) trait Conclusion: Send + Sync {
-    /// Every byte is in place.
+    /// Called when every byte is in place.
     fn landed(&self);
-    /// The bytes did not come.
+    /// Called when the run failed.
     fn failed(&self, error: Error);
 }
 
-/// One posting of a [`Plan`]. Lanes take chunks from it until there are none left; whoever settles the last
-/// chunk concludes it. The lanes share nothing but two counters.
+/// One posting of a [`Plan`]. Lanes take chunks from the run until none are left; the thread that
+/// settles the last chunk concludes the run. Lanes share nothing but the counters of the [`Tally`].
 pub(crate) struct Run {
     pub(crate) id: u64,
     pub(crate) plan: Arc<Plan>,
     pub(crate) after: After,
     pub(crate) completion: Completion,
     pub(crate) started: Instant,
-    /// The lane of a run of one chunk: whoever polls the run drives that lane.
+    /// The lane of a run with one chunk: a caller that polls the run drives this lane.
     pub(crate) lane: AtomicUsize,
-    /// How many lanes take chunks from it, if it has several; 0 while that is not known.
+    /// Number of lanes that take chunks from the run, if it has several; 0 while unknown.
     pub(crate) lanes: AtomicUsize,
-    /// It is copied by threads of this process, not sent on lanes.
+    /// True if threads of this process copy the run instead of sending it on lanes.
     pub(crate) is_beside: AtomicBool,
-    /// Its notification must not overtake what the lane carries that messages travel on.
+    /// True if the notification must not overtake messages that are queued on the message lane.
     pub(crate) in_order: bool,
-    /// The application has its memory back, although the run may not be over.
+    /// True once the application has its memory back, although the run may not have ended.
     let_go: AtomicBool,
-    next: AtomicU32,
-    /// Chunks that are not settled yet. The run is concluded by whoever makes this 0.
-    left: AtomicU32,
-    /// How many chunks are in `returned`: changes under its lock.
-    returns: AtomicU32,
-    /// Chunks that were taken and given back, since their lane was lost.
-    returned: Mutex<Returned>,
-}
-
-#[derive(Default)]
-struct Returned {
-    chunks: Vec<u32>,
-    /// The run hands out no more chunks.
-    closed: bool,
+    /// Counts chunks; the thread that settles the last chunk concludes the run.
+    tally: Tally,
 }
 
 impl Run {
@@ -84,117 +71,92 @@ impl Run {
             is_beside: AtomicBool::new(false),
             in_order: false,
             let_go: AtomicBool::new(false),
-            next: AtomicU32::new(0),
-            left: AtomicU32::new(chunks),
-            returns: AtomicU32::new(0),
-            returned: Mutex::new(Rank::Leaf, Returned::default()),
+            tally: Tally::new(chunks),
         }
     }
 
-    /// The next chunk to move, if there is one.
+    /// Counts the run as a transfer to this peer, and records it if there is a trace. The caller must
+    /// make sure that the run ends.
+    pub(crate) fn count_for(
+        &mut self,
+        (peer, names): (&Arc<PeerCounters>, &TransferNames),
+        trace: &Trace,
+    ) {
+        let (kind, name) = match self.plan.op {
+            Op::Read => (TransferKind::Read, names.read),
+            Op::Write => (TransferKind::Write, names.write),
+        };
+        let (bytes, started) = (self.plan.bytes, self.started);
+        let meter = Meter::start(peer, kind, bytes, started);
+        let chunks = self.plan.len();
+        let trace = TransferTrace::posted(trace, (self.id, name), (bytes, chunks), started);
+        self.completion = Completion::metered(meter, trace);
+    }
+
+    /// Takes the next chunk, if any.
     #[inline]
     pub(crate) fn take(&self) -> Option<usize> {
-        if self.returns.load(Ordering::Acquire) > 0
-            && let Some(index) = self.take_returned()
-        {
-            return Some(index);
-        }
-        // Looked at first, so that polling an exhausted run does not count `next` up for ever.
-        if self.next.load(Ordering::Relaxed) as usize >= self.plan.len() {
-            return None;
-        }
-        let index = self.next.fetch_add(1, Ordering::Relaxed) as usize;
-        (index < self.plan.len()).then_some(index)
+        self.tally.take()
     }
 
-    fn take_returned(&self) -> Option<usize> {
-        let mut returned = self.returned.lock();
-        let index = returned.chunks.pop()?;
-        self.returns
-            .store(returned.chunks.len() as u32, Ordering::Release);
-        Some(index as usize)
-    }
-
-    /// Gives a chunk back that was taken and has not moved: it is handed out again. True where the run
-    /// hands out no more chunks and this was the last to be settled: as [`Run::settle`].
+    /// Returns a chunk that was taken and has not moved, so that it is handed out again. Returns
+    /// true if the run is closed and this was the last chunk to be settled, as [`Run::settle`]
+    /// does.
     #[must_use]
     pub(crate) fn give_back(&self, index: usize) -> bool {
-        let mut returned = self.returned.lock();
-        if returned.closed {
-            drop(returned);
-            return self.settle(1);
-        }
-        returned.chunks.push(index as u32);
-        self.returns
-            .store(returned.chunks.len() as u32, Ordering::Release);
-        false
+        self.tally.give_back(index)
     }
 
-    /// Where the next chunk to move is, and how many bytes it has, if there is one. Another lane may be
-    /// faster.
+    /// Returns the location and length of the next chunk, if any. Another lane may take it first.
     pub(crate) fn peek(&self) -> Option<(Place<'_>, usize)> {
-        let mut index = self.next.load(Ordering::Relaxed) as usize;
-        if self.returns.load(Ordering::Acquire) > 0
-            && let Some(last) = self.returned.lock().chunks.last()
-        {
-            index = *last as usize;
-        }
-        (index < self.plan.len()).then(|| {
+        self.tally.peek().map(|index| {
             let layout = self.plan.layout(index);
             (self.plan.place(layout), layout.bytes)
         })
     }
 
-    /// Whether it takes about a round trip: worth a caller's undivided attention.
+    /// Returns whether the run takes about one round trip, so that spinning is worthwhile.
     #[inline]
     pub(crate) fn is_short(&self) -> bool {
         self.plan.len() == 1 && self.plan.bytes <= SHORT_BYTES
     }
 
-    /// Returns how many chunks there may be left to take.
+    /// Returns an upper bound of the chunks left to take.
     #[inline]
     pub(crate) fn left_to_take(&self) -> usize {
-        let taken = self.next.load(Ordering::Relaxed) as usize;
-        let returned = self.returns.load(Ordering::Acquire) as usize;
-        self.plan.len().saturating_sub(taken) + returned
+        self.tally.left_to_take()
     }
 
-    /// Settles `chunks` chunks that had been taken. True for the call that settled the last one: its caller
-    /// concludes the run.
+    /// Settles `chunks` chunks that had been taken. Returns true for the call that settles the last
+    /// one: its caller concludes the run.
     #[must_use]
     pub(crate) fn settle(&self, chunks: u32) -> bool {
-        chunks > 0 && self.left.fetch_sub(chunks, Ordering::AcqRel) == chunks
+        self.tally.settle(chunks)
     }
 
-    /// Hands out no more chunks and settles those that nobody had taken; as [`Run::settle`].
+    /// Closes the run: hands out no more chunks and settles the chunks that no lane has. Returns as
+    /// [`Run::settle`] does.
     #[must_use]
     pub(crate) fn close(&self) -> bool {
-        let mut returned = self.returned.lock();
-        returned.closed = true;
-        let given_back = std::mem::take(&mut returned.chunks).len() as u32;
-        self.returns.store(0, Ordering::Release);
-        drop(returned);
-        let chunks = self.plan.len() as u32;
-        let taken = self.next.swap(CLOSED, Ordering::AcqRel).min(chunks);
-        self.settle(chunks - taken + given_back)
+        self.tally.close()
     }
 
-    /// Fails the run; as [`Run::settle`].
+    /// Fails the run; returns as [`Run::settle`] does.
     #[must_use]
     pub(crate) fn fail(&self, error: Error) -> bool {
         self.completion.record(error);
         self.close()
     }
 
-    /// Fails the run, and concludes it if nothing of it is under way.
+    /// Fails the run, and concludes it if none of its chunks is in flight.
     pub(crate) fn fail_now(&self, error: Error) {
         if self.fail(error) {
             self.conclude_failed();
         }
     }
 
-    /// Ends a run of which nothing is under way. If it is done, `notify` sends its notification before it
-    /// counts as done, and so does `measure` learn of it.
+    /// Ends a run that has no chunks in flight. On success, `notify` sends its notification and
+    /// `measure` is called before the run counts as done.
     pub(crate) fn conclude(&self, notify: impl FnOnce(&[u8]), measure: impl FnOnce()) {
         if !self.completion.commit() {
             self.conclude_failed();
@@ -209,7 +171,7 @@ impl Run {
         self.completion.finish();
     }
 
-    /// Ends a run that has not succeeded and of which nothing is under way.
+    /// Ends a failed run that has no chunks in flight.
     pub(crate) fn conclude_failed(&self) {
         let error = self.completion.error().unwrap_or(Error::Aborted);
         if let After::Tell(waiting) = &self.after {
@@ -219,33 +181,33 @@ impl Run {
         debug_assert_ne!(state, TransferState::Done);
     }
 
-    /// Whether its notification travels in a frame of its own.
+    /// Returns whether the notification travels in a separate frame.
     pub(crate) fn sends_notify(&self) -> bool {
         matches!(&self.after, After::Notify(message) if !self.rides_along(message))
     }
 
-    /// Whether the notification travels inside the only chunk of a WRITE.
+    /// Returns whether the notification travels inside the only chunk of a WRITE.
     pub(crate) fn rides_along(&self, message: &[u8]) -> bool {
         self.plan.op == Op::Write && self.plan.len() == 1 && message.len() <= MAX_EXTRA_BYTES
     }
 
-    /// Whether the run must travel on the lane that carries messages: its notification may ride along,
-    /// and the one before it is still on its way there.
+    /// Returns whether the run must travel on the message lane: its notification may ride along,
+    /// and the previous notification is still queued on that lane.
     pub(crate) fn follows_messages(&self) -> bool {
         self.in_order && self.plan.op == Op::Write && self.plan.len() == 1
     }
 
-    /// Gives the application its memory back: what is left of the run is not sent from there.
+    /// Returns the memory to the application: the rest of the run is not sent from there.
     pub(crate) fn let_go(&self) {
         self.let_go.store(true, Ordering::Release);
     }
 
-    /// Whether the application has its memory back.
+    /// Returns whether the application has its memory back.
     pub(crate) fn was_let_go(&self) -> bool {
         self.let_go.load(Ordering::Acquire)
     }
 
-    /// Whether local memory must no longer be touched on behalf of this run.
+    /// Returns whether local memory must no longer be touched on behalf of this run.
     #[inline]
     pub(crate) fn is_aborted(&self) -> bool {
         self.completion.is_aborting()
@@ -254,6 +216,8 @@ impl Run {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU32;
+
     use super::*;
     use crate::transfer::{Limits, Pieces};
     use tcpx_net::Span;
@@ -284,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_settles_what_was_not_taken_and_only_once() {
+    fn closing_settles_untaken_chunks_only_once() {
         let run = run(5);
         run.take();
         run.take();
@@ -297,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_that_is_given_back_is_handed_out_again() {
+    fn returned_chunk_is_handed_out_again() {
         let run = run(2);
         let taken: Vec<_> = std::iter::from_fn(|| run.take()).collect();
         assert!(run.left_to_take() == 0 && run.peek().is_none());
@@ -310,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_settles_what_was_given_back_before_and_after() {
+    fn closing_settles_chunks_returned_before_and_after() {
         let run = run(3);
         let taken: Vec<_> = std::iter::from_fn(|| run.take()).collect();
         assert!(!run.give_back(taken[0]));

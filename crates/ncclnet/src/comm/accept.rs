@@ -1,4 +1,4 @@
-//! Listening: the receiving end comes into being.
+//! Accepts connections: creates the receiving end.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,15 +8,17 @@ use super::handle::HandleBuffer;
 use super::stable::Stable;
 use super::{Comm, DeviceHandle, Handle, Receiving, RecvComm};
 use crate::error::Error;
+use crate::log::limit::limited_warning;
 use crate::plugin::{Core, check};
 use crate::properties::DeviceType;
 use crate::sys::calls::{CommOut, Ptr};
 use crate::sys::common::{CommConfig, RawDeviceHandle};
 
-/// Waits for one connection. Another connection takes another listener: plugins do not reset theirs.
+/// Waits for one connection. Another connection needs another listener: plugins do not reset
+/// theirs.
 ///
-/// Dropping it closes it, unless an accept is pending: plugins have threads at work on the listener then
-/// and no call to stop them, so it is left behind, as NCCL does.
+/// Dropping it closes it, unless an accept is pending: plugin threads then work on the listener and
+/// no call stops them, so it is leaked, as NCCL does.
 pub struct Listener {
     core: Arc<Core>,
     raw: Ptr,
@@ -30,13 +32,13 @@ enum State {
     Idle(Stable<Buffers>),
     /// `accept` was called and has not finished.
     Pending(Stable<Buffers>),
-    /// It has given its connection.
+    /// The listener has returned its connection.
     Spent,
-    /// It has failed.
+    /// The listener has failed.
     Failed,
 }
 
-/// What the plugin may remember the addresses of. The comm keeps it.
+/// Buffers whose addresses the plugin may remember. The comm keeps them.
 #[derive(Debug)]
 pub(super) struct Buffers {
     out: CommOut,
@@ -53,7 +55,7 @@ impl Listener {
         let mut handle = HandleBuffer([0; Handle::MAX_BYTES]);
         let mut raw = std::ptr::null_mut();
         let _alone = core.alone(device);
-        // SAFETY: 128 bytes is what any version may write.
+        // SAFETY: the buffer has 128 bytes, the most that any version writes.
         let code = unsafe {
             core.calls
                 .listen
@@ -75,9 +77,9 @@ impl Listener {
             device_handle: RawDeviceHandle::zeroed(),
         });
         if core.devices[device].device_type == DeviceType::Unpack {
-            // The plugin fills it in on the call that gives the comm.
+            // The plugin fills it in during the call that returns the comm.
             let buffers = buffers.as_ptr();
-            // SAFETY: allocated a moment ago, and nobody else knows it.
+            // SAFETY: allocated just now, and not shared yet.
             unsafe { (*buffers).out.device = &raw mut (*buffers).device_handle };
         }
         Ok(Self {
@@ -89,22 +91,22 @@ impl Listener {
         })
     }
 
-    /// What the peer needs to connect here.
+    /// Returns the handle that the peer needs to connect here.
     #[must_use]
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// Goes on accepting. Call it again while it is pending: nothing calls back.
+    /// Continues accepting. Call it again while it is pending: there is no callback.
     ///
-    /// It should not block, but in some plugins it does (Fast Socket, and any plugin of version 4), until
-    /// the peer has connected; GPUDirect-TCPX takes some seconds of polling. **Run it on a thread of its
-    /// own**, and never let the peer's `connect` wait for that thread.
+    /// It should not block, but in some plugins it does (Fast Socket, and any plugin of version 4),
+    /// until the peer has connected; GPUDirect-TCPX takes some seconds of polling. **Run it on a
+    /// thread of its own**, and never let the peer's `connect` wait for that thread.
     ///
     /// # Errors
     ///
-    /// What the plugin says; the listener is dead then, and further calls give [`Error::Dead`].
-    /// [`Error::ListenerSpent`] after it has given its connection.
+    /// The plugin's error; the listener is dead then, and further calls return [`Error::Dead`].
+    /// [`Error::ListenerSpent`] after it has returned its connection.
     pub fn accept(&mut self) -> Poll<Result<RecvComm, Error>> {
         let buffers = match std::mem::replace(&mut self.state, State::Failed) {
             State::Idle(buffers) | State::Pending(buffers) => buffers,
@@ -121,7 +123,7 @@ impl Listener {
         if let Err(error) = check("accept", code) {
             return Poll::Ready(Err(error));
         }
-        // SAFETY: allocated, and the plugin writes it during its calls only.
+        // SAFETY: allocated, and the plugin writes it only during its calls.
         let comm = unsafe { (*out).out.comm };
         if comm.is_null() {
             self.state = State::Pending(buffers);
@@ -134,10 +136,10 @@ impl Listener {
     fn finish(&self, raw: Ptr, buffers: Stable<Buffers>) -> Result<RecvComm, Error> {
         let core = Arc::clone(&self.core);
         let unpacks = core.devices[self.device].device_type == DeviceType::Unpack;
-        // SAFETY: allocated, and the plugin is done with it: it has given the comm.
+        // SAFETY: allocated, and the plugin no longer writes it: it has returned the comm.
         let filled = unsafe { (*buffers.as_ptr()).out.device };
         let device_handle = if unpacks && !filled.is_null() {
-            // SAFETY: ours, or one that the plugin has put in its place.
+            // SAFETY: either this buffer, or one that the plugin has put in its place.
             DeviceHandle::from_raw(&unsafe { filled.read() })
         } else {
             None
@@ -159,19 +161,25 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let State::Pending(buffers) = std::mem::replace(&mut self.state, State::Failed) {
-            tracing::warn!(
+            limited_warning!(
                 plugin = self.core.name,
+                remedy = "see whether the peer's plugin answers; the listener stays until the process ends",
                 "listener left open: its accept is pending"
             );
             buffers.leave();
-            // A thread of the plugin may be at work on it: keep its code loaded.
+            // A thread of the plugin may still work on it: keep its code loaded.
             std::mem::forget(Arc::clone(&self.core));
             return;
         }
         // SAFETY: the listener is open, no accept is pending, and this is its last use.
         let code = unsafe { (self.core.calls.close_listen)(self.raw) };
         if let Err(error) = check("closeListen", code) {
-            tracing::warn!(plugin = self.core.name, %error, "closing a listener");
+            limited_warning!(
+                plugin = self.core.name,
+                %error,
+                remedy = "report it to the maker of the plugin; what it held stays until the process ends",
+                "a listener was not closed cleanly"
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Connecting: the sending end comes into being.
+//! Connects to a listener: creates the sending end.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -15,25 +15,25 @@ use crate::sys::common::CommConfig;
 
 /// A connection attempt. Poll it until it is ready.
 ///
-/// There is no call to give up an attempt. Dropping one that is pending leaves the plugin's part of it
-/// behind, and a few hundred bytes of ours that the plugin may still write.
+/// No call cancels an attempt. Dropping a pending one leaks the plugin's part of it, and a few
+/// hundred bytes here that the plugin may still write.
 pub struct Connecting {
     core: Arc<Core>,
     device: usize,
     index: c_int,
-    /// `None` once it is over, either way.
+    /// `None` once it has ended, either way.
     attempt: Option<Stable<Attempt>>,
     started: bool,
 }
 
-/// What the plugin may remember the addresses of.
+/// Buffers whose addresses the plugin may remember.
 struct Attempt {
     handle: HandleBuffer,
     out: CommOut,
 }
 
-// SAFETY: NCCL polls an attempt from whichever service thread runs; plugins keep its state in the handle,
-// not in the thread. `poll` needs `&mut self`: one thread at a time.
+// SAFETY: NCCL polls an attempt from any of its service threads; plugins keep its state in the
+// handle, not in the thread. `poll` needs `&mut self`: one thread at a time.
 unsafe impl Send for Connecting {}
 
 impl Connecting {
@@ -46,7 +46,7 @@ impl Connecting {
                 handle: handle.to_buffer(),
                 out: CommOut {
                     comm: std::ptr::null_mut(),
-                    // Senders need no device handle; NCCL asks for none either.
+                    // Senders need no device handle; NCCL requests none either.
                     device: std::ptr::null_mut(),
                     config: CommConfig::UNDEFINED,
                 },
@@ -55,13 +55,13 @@ impl Connecting {
         })
     }
 
-    /// Goes on connecting. Call it again while it is pending: nothing calls back.
+    /// Continues connecting. Call it again while it is pending: there is no callback.
     ///
     /// Version 4 plugins may block in it until the peer has answered.
     ///
     /// # Errors
     ///
-    /// What the plugin says; the attempt is over then, and further polls give [`Error::Dead`].
+    /// The plugin's error; the attempt has ended then, and further polls return [`Error::Dead`].
     pub fn poll(&mut self) -> Poll<Result<SendComm, Error>> {
         let Some(attempt) = &self.attempt else {
             return Poll::Ready(Err(Error::Dead { call: "connect" }));
@@ -69,8 +69,8 @@ impl Connecting {
         let first = !std::mem::replace(&mut self.started, true);
         let attempt = attempt.as_ptr();
         let alone = self.core.alone(self.device);
-        // SAFETY: handle and out-parameters are the attempt's own and keep their addresses; an attempt
-        // that has failed or is complete is no longer here.
+        // SAFETY: handle and out-parameters belong to the attempt and keep their addresses; a
+        // failed or completed attempt is no longer here.
         let code = unsafe {
             self.core.calls.connect.call(
                 self.core.context,
@@ -84,7 +84,7 @@ impl Connecting {
             self.attempt = None;
             return Poll::Ready(Err(error));
         }
-        // SAFETY: allocated, and the plugin writes it during its calls only.
+        // SAFETY: allocated, and the plugin writes it only during its calls.
         let comm = unsafe { (*attempt).out.comm };
         if comm.is_null() {
             return Poll::Pending;
@@ -106,9 +106,9 @@ impl Drop for Connecting {
         if self.started
             && let Some(attempt) = self.attempt.take()
         {
-            tracing::debug!(plugin = self.core.name, "pending connection left behind");
+            tracing::debug!(plugin = self.core.name, "pending connection leaked");
             attempt.leave();
-            // A thread of the plugin may be at work on it: keep its code loaded.
+            // A thread of the plugin may still work on it: keep its code loaded.
             std::mem::forget(Arc::clone(&self.core));
         }
     }

@@ -4,8 +4,8 @@ use std::fmt;
 
 use crate::error::Error;
 
-/// What a sender needs to reach a [`Listener`](crate::Listener): bytes that only the plugin
-/// understands. Carry them to the peer as they are; the peer must use the same plugin.
+/// The address of a [`Listener`](crate::Listener): bytes that only the plugin understands. Carry
+/// them to the peer unchanged; the peer must use the same plugin.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Handle {
     bytes: [u8; Handle::MAX_BYTES],
@@ -13,14 +13,14 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// The most bytes a handle can have; 64 in API version 4, 128 later.
+    /// Maximum length of a handle: 64 bytes in API version 4, 128 later.
     pub const MAX_BYTES: usize = 128;
 
-    /// A handle that came from a peer.
+    /// Creates a handle from bytes of a peer.
     ///
     /// # Errors
     ///
-    /// [`Error::HandleLength`] if there are none or too many bytes.
+    /// [`Error::HandleLength`] if there are no or too many bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, Error> {
         let length = bytes.len();
         if length == 0 || length > Self::MAX_BYTES {
@@ -34,7 +34,7 @@ impl Handle {
         Ok(handle)
     }
 
-    /// The bytes to carry to the peer.
+    /// Returns the bytes to carry to the peer.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
@@ -58,8 +58,8 @@ impl fmt::Debug for Handle {
     }
 }
 
-/// A handle as plugins take it. They keep pointers and the progress of a connect in it, so it is aligned
-/// and never moves while it is in use.
+/// A handle in the form that plugins take. They keep pointers and the progress of a connect in it,
+/// so it is aligned and never moves while in use.
 #[derive(Debug)]
 #[repr(C, align(16))]
 pub(super) struct HandleBuffer(pub(super) [u8; Handle::MAX_BYTES]);

@@ -5,36 +5,37 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::{Comm, Direction};
 use crate::error::Error;
+use crate::log::limit::limited_warning;
 use crate::plugin::{Core, check};
 use crate::properties::MemoryKind;
 use crate::sys::calls::{Message, Ptr};
 
-/// Memory registered on one comm. It can be used with that comm only; the comm deregisters what is left
-/// when it is dropped, so losing a handle loses nothing.
+/// Memory registered on one comm, usable with that comm only. The comm deregisters the rest when it
+/// is dropped, so that losing a handle leaks nothing.
 #[derive(Debug)]
 pub struct MemoryHandle {
     comm: u64,
     index: usize,
-    /// The plugin's handle. NULL is normal: plugins that need no registration never write it.
+    /// The plugin's handle. NULL is valid: plugins that need no registration never write it.
     raw: Ptr,
     data: Ptr,
     bytes: usize,
     kind: MemoryKind,
 }
 
-// SAFETY: two addresses that are only used through the comm, whose own rules apply.
+// SAFETY: two addresses that are used only through the comm, whose own rules apply.
 unsafe impl Send for MemoryHandle {}
 // SAFETY: as above; a shared reference gives the length and the kind.
 unsafe impl Sync for MemoryHandle {}
 
 impl MemoryHandle {
-    /// How many bytes are registered.
+    /// Returns the number of registered bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Where they are.
+    /// Returns the kind of the memory.
     #[must_use]
     pub fn kind(&self) -> MemoryKind {
         self.kind
@@ -72,20 +73,22 @@ impl MemoryHandle {
 impl<D: Direction> Comm<D> {
     /// Registers memory for messages of this comm.
     ///
-    /// GPUDirect-TCPX wants CUDA memory that begins at a multiple of 4096 bytes and is a multiple of that
-    /// long. A failed registration leaves the comm as it was.
+    /// GPUDirect-TCPX requires CUDA memory whose address and length are multiples of 4096 bytes. A
+    /// failed registration leaves the comm unchanged.
     ///
     /// # Errors
     ///
-    /// [`Error::MemoryUnsupported`] if the device cannot reach it, [`Error::TooLarge`] if it is larger
-    /// than [`Properties::max_registration_bytes`](crate::Properties::max_registration_bytes), or what
-    /// the plugin says.
+    /// [`Error::MemoryUnsupported`] if the device cannot access it, [`Error::TooLarge`] if it is
+    /// larger than
+    /// [`Properties::max_registration_bytes`](crate::Properties::max_registration_bytes), or the
+    /// plugin's error.
     ///
     /// # Safety
     ///
-    /// `data` is `bytes` bytes of memory of that kind. It stays allocated until it is deregistered or the
-    /// comm is dropped, **and** every request on it is done or the comm is dropped. While a request is
-    /// not done, nobody writes the range it sends, and nobody reads or writes the range it receives into.
+    /// `data` is `bytes` bytes of memory of that kind. It stays allocated until it is deregistered
+    /// or the comm is dropped, **and** every request on it is done or the comm is dropped. While a
+    /// request is outstanding, nothing writes the range it sends, and nothing reads or writes the
+    /// range it receives into.
     pub unsafe fn register(
         &mut self,
         data: *mut u8,
@@ -115,7 +118,7 @@ impl<D: Direction> Comm<D> {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] if the device does not take dma-bufs; else as [`Comm::register`].
+    /// [`Error::Unsupported`] if the device does not support dma-bufs; else as [`Comm::register`].
     ///
     /// # Safety
     ///
@@ -158,7 +161,7 @@ impl<D: Direction> Comm<D> {
     ///
     /// # Errors
     ///
-    /// [`Error::Foreign`], or what the plugin says; the handle is spent in any case.
+    /// [`Error::Foreign`], or the plugin's error; the handle is consumed in any case.
     pub fn deregister(&mut self, memory: MemoryHandle) -> Result<(), Error> {
         if memory.comm != self.id {
             return Err(Error::Foreign {
@@ -187,7 +190,7 @@ impl<D: Direction> Comm<D> {
                 kind,
             });
         }
-        // `isize::MAX` is the most any object can have.
+        // `isize::MAX` is the maximum size of any object.
         let limit = isize::MAX as usize;
         if bytes > limit {
             return Err(Error::TooLarge { call, bytes, limit });
@@ -213,10 +216,10 @@ impl<D: Direction> Comm<D> {
     }
 }
 
-/// What has to be deregistered before the comm is closed.
+/// Registrations to undo before the comm is closed.
 #[derive(Debug, Default)]
 pub(super) struct Registrations {
-    /// `None`: free for the next one.
+    /// `None` marks a free entry.
     handles: Vec<Option<Ptr>>,
 }
 
@@ -238,18 +241,24 @@ impl Registrations {
         self.handles.get_mut(index)?.take()
     }
 
-    /// Whether no memory was ever registered.
+    /// Returns whether no memory was ever registered.
     pub(super) fn is_empty(&self) -> bool {
         self.handles.is_empty()
     }
 
-    /// Deregisters all that is left.
+    /// Deregisters everything left.
     pub(super) fn clear(&mut self, core: &Core, comm: Ptr) {
         for raw in self.handles.drain(..).flatten() {
-            // SAFETY: the comm is open still; each handle was registered on it and not deregistered.
+            // SAFETY: the comm is open still; each handle was registered on it and not
+            // deregistered.
             let code: c_int = unsafe { (core.calls.dereg_mr)(comm, raw) };
             if let Err(error) = check("deregMr", code) {
-                tracing::warn!(plugin = core.name, %error, "closing a comm");
+                limited_warning!(
+                    plugin = core.name,
+                    %error,
+                    remedy = "report it to the maker of the plugin; what it held stays until the process ends",
+                    "memory of a comm was not deregistered"
+                );
             }
         }
     }

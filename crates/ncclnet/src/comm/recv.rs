@@ -10,12 +10,12 @@ use crate::window::Window;
 /// The receiving end of a connection.
 pub type RecvComm = Comm<Receiving>;
 
-/// Marks a [`RecvComm`], and holds what only that end has.
+/// Marks a [`RecvComm`], and holds its state.
 #[derive(Debug)]
 pub struct Receiving {
     device_handle: Option<DeviceHandle>,
     flushes: Window,
-    /// Plugins may remember these addresses from `accept`.
+    /// Buffers whose addresses plugins may remember from `accept`.
     _buffers: Stable<Buffers>,
 }
 
@@ -43,34 +43,34 @@ impl Receiving {
     }
 }
 
-/// A flush that is under way.
+/// A flush in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Flush(Request);
 
-/// What came of asking for a flush.
+/// The result of starting a flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flushing {
-    /// It is under way: [test](RecvComm::test_flush) it.
+    /// In progress: [test](RecvComm::test_flush) it.
     Begun(Flush),
     /// The plugin has nothing to flush: the bytes are visible already.
     Needless,
-    /// All slots are taken: ask again when a request is over.
+    /// All slots are taken: try again when a request has ended.
     Full,
 }
 
 impl RecvComm {
-    /// What an unpack device needs to find received bytes; `None` for devices that write the buffer
-    /// themselves.
+    /// Returns the handle by which received bytes are found on an unpack device; `None` for devices
+    /// that write the buffer themselves.
     #[must_use]
     pub fn device_handle(&self) -> Option<DeviceHandle> {
         self.direction.device_handle
     }
 
-    /// Queues room for the next message: `bytes` bytes at `offset` of registered memory, at least as
-    /// many as the sender sends (not every plugin checks that). `None` means that there is no room now.
+    /// Posts a receive of `bytes` bytes at `offset` of registered memory, at least as many as the
+    /// sender sends (not every plugin checks that). `None` means that no slot is free now.
     ///
-    /// Do not queue more receives than will be sent: some plugins report the peer's orderly end as an
-    /// error while one waits.
+    /// Do not post more receives than will be sent: some plugins report the peer's orderly close as
+    /// an error while one is outstanding.
     ///
     /// # Errors
     ///
@@ -87,8 +87,8 @@ impl RecvComm {
             return Ok(None);
         }
         let mut request = std::ptr::null_mut();
-        // SAFETY: the comm is open and `&mut self` keeps others out; the range is inside memory that
-        // `register`'s caller keeps until the request is done.
+        // SAFETY: the comm is open and `&mut self` excludes other calls; the range is inside memory
+        // that the caller of `register` keeps until the request is done.
         let code = unsafe {
             self.core
                 .calls
@@ -99,10 +99,11 @@ impl RecvComm {
         Ok(self.posted(request))
     }
 
-    /// Says that a received message has been read: its slot, and on an unpack device its bounce pages,
-    /// are the plugin's again. Call it once for each receive, in order, after [`test`](Comm::test) gave
-    /// `Some` **and** whatever reads the bytes (a kernel, say) has finished. Where the plugin has no use
-    /// for it ([`Plugin::needs_consume`](crate::Plugin::needs_consume)) it does nothing.
+    /// Reports that a received message has been read: its slot, and on an unpack device its bounce
+    /// pages, return to the plugin. Call it once for each receive, in order, after
+    /// [`test`](Comm::test) returned `Some` **and** the reader of the bytes (a kernel, for example)
+    /// has finished. Does nothing if the plugin does not need it
+    /// ([`Plugin::needs_consume`](crate::Plugin::needs_consume)).
     ///
     /// # Errors
     ///
@@ -122,15 +123,15 @@ impl RecvComm {
             return Err(out_of_order("irecvConsumed", request, next));
         }
         let pointer = self.window.pointer(request.number);
-        // SAFETY: the oldest done receive of this comm, not consumed yet.
+        // SAFETY: the oldest completed receive of this comm, not consumed yet.
         let code = unsafe { irecv_consumed(self.raw, 1, pointer) };
         self.outcome("irecvConsumed", code)?;
         self.window.consumed();
         Ok(())
     }
 
-    /// Whether the plugin itself writes received bytes into CUDA memory, which then has to be
-    /// [flushed](RecvComm::flush).
+    /// Returns whether the plugin itself writes received bytes into CUDA memory, which then has to
+    /// be [flushed](RecvComm::flush).
     #[must_use]
     pub fn can_flush(&self) -> bool {
         let properties = self.properties();
@@ -139,14 +140,15 @@ impl RecvComm {
             && properties.reaches(MemoryKind::Cuda)
     }
 
-    /// Begins to make received bytes visible to the GPU: once for each receive into CUDA memory, with the
-    /// range it was posted on, when it is done. A flush takes a slot, as a receive does: leave one free.
+    /// Starts to make received bytes visible to the GPU: once for each receive into CUDA memory,
+    /// with the range of its post, when it is done. A flush takes a slot, as a receive does: leave
+    /// one free.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] unless [`can_flush`](RecvComm::can_flush), for host memory and for empty
-    /// ranges; [`Error::TooLarge`], [`Error::OutOfBounds`], [`Error::Foreign`]. After any other error the
-    /// comm is dead.
+    /// [`Error::Unsupported`] unless [`can_flush`](RecvComm::can_flush), for host memory and empty
+    /// ranges; [`Error::TooLarge`], [`Error::OutOfBounds`], [`Error::Foreign`]. After any other
+    /// error the comm is dead.
     pub fn flush(
         &mut self,
         memory: &MemoryHandle,
@@ -177,13 +179,13 @@ impl RecvComm {
         })))
     }
 
-    /// Whether a flush is done. The plugin is asked about the oldest one alone, so none is done before
-    /// those that were begun earlier.
+    /// Returns whether a flush is done. The plugin is asked about the oldest one only, so flushes
+    /// complete in order.
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfOrder`] if it was done before, and [`Error::Foreign`], harmless; else the comm has
-    /// failed.
+    /// [`Error::OutOfOrder`] if it was already done, and [`Error::Foreign`], harmless; else the
+    /// comm has failed.
     pub fn test_flush(&mut self, flush: Flush) -> Result<bool, Error> {
         self.check_alive("test")?;
         self.check_own(flush.0)?;

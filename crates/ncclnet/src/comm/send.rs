@@ -14,18 +14,18 @@ pub struct Sending {
     connected: Connected,
 }
 
-/// Whether the plugin is done with connecting.
+/// Whether the plugin has finished connecting.
 #[derive(Debug, Clone, Copy)]
 enum Connected {
-    /// It said so: it gave the comm after it had been asked several times.
+    /// Certain: it returned the comm after several calls.
     Yes,
-    /// It gave the comm at once, and nobody has said that the peer accepted it.
+    /// Unknown: it returned the comm at once, and nobody has confirmed that the peer accepted it.
     Perhaps,
-    /// The peer has accepted it, since then.
+    /// The peer has accepted it, at this time.
     Accepted(Instant),
 }
 
-/// How long a plugin's thread may need to notice that the peer has accepted.
+/// Maximum time that a plugin's thread needs to notice that the peer has accepted.
 const NOTICE_TIME: Duration = Duration::from_millis(100);
 
 impl Direction for Sending {}
@@ -38,7 +38,7 @@ impl sealed::Direction for Sending {
             Connected::Yes => true,
             Connected::Perhaps => false,
             Connected::Accepted(since) => {
-                // The peer's word can be faster than the thread that connects.
+                // The peer's confirmation can be faster than the thread that connects.
                 std::thread::sleep(NOTICE_TIME.saturating_sub(since.elapsed()));
                 true
             }
@@ -47,7 +47,7 @@ impl sealed::Direction for Sending {
 }
 
 impl Sending {
-    /// `at_once`: the plugin gave the comm on the first call.
+    /// `at_once`: the plugin returned the comm on the first call.
     pub(super) fn new(at_once: bool) -> Self {
         let connected = if at_once {
             Connected::Perhaps
@@ -59,28 +59,29 @@ impl Sending {
 }
 
 impl SendComm {
-    /// The peer has accepted the connection.
+    /// Records that the peer has accepted the connection.
     ///
-    /// A plugin should give a comm when it is connected. Some (Fast Socket) give it at once and let a thread connect it,
-    /// which would touch the memory of a comm that was closed meanwhile. So a comm that was given by the first call and
-    /// is dropped before this is not closed but left behind; unless memory was registered on it, which the plugin must let go
-    /// of: say this before.
+    /// A plugin should return a comm when it is connected. Some (Fast Socket) return it at once and
+    /// connect it on a thread, which would access the memory of a comm that was closed meanwhile.
+    /// So a comm that was returned by the first call and is dropped before this call is leaked
+    /// instead of closed; unless memory was registered on it, which the plugin must release: call
+    /// this first.
     pub fn accepted(&mut self) {
         if let Connected::Perhaps = self.direction.connected {
             self.direction.connected = Connected::Accepted(Instant::now());
         }
     }
 
-    /// Queues a message: `bytes` bytes at `offset` of registered memory. `None` means that there is no
-    /// room now: test the oldest request and try again.
+    /// Posts a send of `bytes` bytes at `offset` of registered memory. `None` means that no slot is
+    /// free now: test the oldest request and try again.
     ///
     /// Messages arrive in the order in which they are sent. Most plugins ignore the tag.
     /// The memory must keep its contents until the request is done.
     ///
     /// # Errors
     ///
-    /// [`Error::TooLarge`], [`Error::OutOfBounds`] and [`Error::Foreign`] are harmless; after any other
-    /// error the comm is dead.
+    /// [`Error::TooLarge`], [`Error::OutOfBounds`] and [`Error::Foreign`] are harmless; after any
+    /// other error the comm is dead.
     pub fn isend(
         &mut self,
         memory: &MemoryHandle,
@@ -93,8 +94,8 @@ impl SendComm {
             return Ok(None);
         }
         let mut request = std::ptr::null_mut();
-        // SAFETY: the comm is open and `&mut self` keeps others out; the range is inside memory that
-        // `register`'s caller keeps until the request is done.
+        // SAFETY: the comm is open and `&mut self` excludes other calls; the range is inside memory
+        // that the caller of `register` keeps until the request is done.
         let code = unsafe {
             self.core
                 .calls

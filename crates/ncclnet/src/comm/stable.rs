@@ -1,9 +1,9 @@
-//! Memory that foreign code may remember the address of.
+//! Memory whose address foreign code may remember.
 
 use std::ptr::NonNull;
 
-/// A value at an address that never changes, reached by raw pointer only: plugins keep pointers into it
-/// between calls, which neither a `Box` nor a reference allows for.
+/// A value at a fixed address, accessed by raw pointer only: plugins keep pointers into it between
+/// calls, which neither a `Box` nor a reference permits.
 #[derive(Debug)]
 pub(super) struct Stable<T>(NonNull<T>);
 
@@ -17,7 +17,7 @@ impl<T> Stable<T> {
         self.0.as_ptr()
     }
 
-    /// Leaves it allocated for good.
+    /// Leaks the allocation.
     pub(super) fn leave(self) {
         std::mem::forget(self);
     }
@@ -25,8 +25,8 @@ impl<T> Stable<T> {
 
 impl<T> Drop for Stable<T> {
     fn drop(&mut self) {
-        // SAFETY: it came from a box and is owned by this value alone; whoever lent its address to a
-        // plugin drops it only when the plugin is done with it.
+        // SAFETY: it came from a box that only this value owns; code that passes its address to a
+        // plugin drops it only when the plugin no longer uses it.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }

@@ -1,34 +1,49 @@
-//! How often a plugin's lines are written: a peer may cause them, and a plugin knows no limit.
+//! Limits the rate of a plugin's log lines: a peer may cause them, and plugins have no limit.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Lines in a row that a place in a plugin's code may write before its rate is limited.
+/// Maximum lines that a call site in a plugin's code may write at once.
 pub(super) const BURST: u64 = 10;
 
-/// The time after which a place whose rate is limited may write another line.
+/// The interval of further lines of a call site at its limit.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Places that are told apart: far more than log lines while things go wrong. Others share a limit.
+/// Number of call sites with a limit of their own: far more than log lines while things go wrong.
+/// Further ones share a limit.
 const PLACES: usize = 64;
 
 static LIMITS: [Limit; PLACES] = [const { Limit::new() }; PLACES];
 
-/// The limit of a place in a plugin's code. Takes no lock and no memory: a plugin may log anywhere.
-pub(super) fn of(file: &[u8], line: i32) -> &'static Limit {
+/// Returns the limit of a call site in a plugin's code. Takes no lock and allocates nothing: a
+/// plugin may log anywhere.
+pub(crate) fn of(file: &[u8], line: i32) -> &'static Limit {
     // FNV-1a.
     let bytes = file.iter().copied().chain(line.to_le_bytes());
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
-    // Its upper bits are the better ones.
+    // The upper bits are distributed better.
     &LIMITS[(hash >> 32) as usize % PLACES]
 }
 
-/// The rate of the lines of one place: [`BURST`] at once, then one each [`INTERVAL`].
-pub(super) struct Limit {
-    /// When the lines that were admitted so far would have come at one each interval, in nanoseconds.
+/// Writes a warning of this crate, unless this call site has exceeded its rate.
+macro_rules! limited_warning {
+    ($($line:tt)+) => {{
+        let place = $crate::log::limit::of(file!().as_bytes(), line!().cast_signed());
+        if let Some(left_out) = place.admit(std::time::Instant::now()) {
+            let left_out = (left_out > 0).then_some(left_out);
+            tracing::warn!(left_out, $($line)+);
+        }
+    }};
+}
+
+pub(crate) use limited_warning;
+
+/// The rate of one call site: [`BURST`] lines at once, then one each [`INTERVAL`].
+pub(crate) struct Limit {
+    /// The time at which the admitted lines would have come at one per interval, in nanoseconds.
     paid_until: AtomicU64,
     left_out: AtomicU64,
 }
@@ -41,8 +56,9 @@ impl Limit {
         }
     }
 
-    /// Decides about a line: returns how many were left out before it, or none if it is left out too.
-    pub(super) fn admit(&self, now: Instant) -> Option<u64> {
+    /// Decides about a line: returns the number of lines suppressed before it, or `None` if it is
+    /// suppressed.
+    pub(crate) fn admit(&self, now: Instant) -> Option<u64> {
         static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
         let interval = INTERVAL.as_nanos() as u64;
         let now = now.saturating_duration_since(*EPOCH).as_nanos() as u64;

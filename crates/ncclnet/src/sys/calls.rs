@@ -1,4 +1,4 @@
-//! The calls, whatever their version: every signature a member has had, and one way to make it.
+//! The plugin's calls: every signature that a member has had, and one way to call it.
 //!
 //! A variant is named after the version that introduced it. All functions return `ncclResult_t`.
 
@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use super::common::{CommConfig, INVALID_ARGUMENT, RawDeviceHandle};
 use crate::log::Logger;
 
-/// Opaque things of the plugin: comms, requests, memory handles, contexts; and plain addresses.
+/// Opaque objects of the plugin: comms, requests, memory handles, contexts; and plain addresses.
 pub(crate) type Ptr = *mut c_void;
 
 /// `ncclProfilerCallback_t`.
@@ -29,7 +29,7 @@ pub(crate) type MakeVDevice = unsafe extern "C" fn(*mut c_int, Ptr) -> c_int;
 pub(crate) type Finalize = unsafe extern "C" fn(Ptr) -> c_int;
 pub(crate) type SetNetAttr = unsafe extern "C" fn(Ptr, Ptr) -> c_int;
 
-// Members whose signature did.
+// Members whose signature has changed.
 pub(crate) type InitV4 = unsafe extern "C" fn(Logger) -> c_int;
 pub(crate) type InitV10 = unsafe extern "C" fn(Logger, Profiler) -> c_int;
 pub(crate) type InitV11 =
@@ -69,7 +69,7 @@ pub(crate) type IflushV4 = unsafe extern "C" fn(Ptr, Ptr, c_int, Ptr, *mut Ptr) 
 pub(crate) type IflushV5 =
     unsafe extern "C" fn(Ptr, c_int, *mut Ptr, *mut c_int, *mut Ptr, *mut Ptr) -> c_int;
 
-/// Everything a plugin offers that this crate calls, after `init`.
+/// Every function of a plugin that this crate calls after `init`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Calls {
     pub(crate) devices: Devices,
@@ -146,7 +146,7 @@ pub(crate) enum Iflush {
     V5(IflushV5),
 }
 
-/// A message: where it is, how long, and under which registration and tag.
+/// A message: its address, length, registration and tag.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Message {
     pub(crate) data: Ptr,
@@ -166,13 +166,13 @@ pub(crate) struct CommOut {
 }
 
 // SAFETY (for every `call` below): the function pointer comes from a plugin's table of the version
-// its variant belongs to, so it has that C signature; that the pointers are what the plugin expects
-// is the caller's promise, stated on each function.
+// of its variant, so it has that C signature; the caller guarantees that the pointers are what the
+// plugin expects, as stated on each function.
 
 impl Init {
     /// # Safety
     ///
-    /// `config` lives as long as the context; called as often as the version allows.
+    /// `config` lives as long as the context; called at most as often as the version allows.
     pub(crate) unsafe fn call(
         self,
         context: *mut Ptr,
@@ -215,7 +215,7 @@ impl Listen {
 impl Connect {
     /// # Safety
     ///
-    /// `handle` and `out` are the same ones, at the same addresses, as in earlier calls for this
+    /// `handle` and `out` are the same, at the same addresses, as in earlier calls for this
     /// connection, and no earlier call failed.
     pub(crate) unsafe fn call(
         self,
@@ -243,8 +243,8 @@ impl Connect {
 impl Accept {
     /// # Safety
     ///
-    /// `listener` is open and has not failed; `out` is the same one, at the same address, as in
-    /// earlier calls.
+    /// `listener` is open and has not failed; `out` is the same, at the same address, as in earlier
+    /// calls.
     pub(crate) unsafe fn call(self, listener: Ptr, out: *mut CommOut) -> c_int {
         // SAFETY: see above; `out` is valid, so its fields have addresses.
         unsafe {
@@ -322,7 +322,7 @@ impl Isend {
 }
 
 impl Irecv {
-    /// One receive; groups are not used, because few plugins take more than one buffer.
+    /// Posts one receive; groups are not used, because few plugins take more than one buffer.
     ///
     /// # Safety
     ///
@@ -336,8 +336,8 @@ impl Irecv {
         } = message;
         let mut profile: Ptr = std::ptr::null_mut();
         let int_bytes = c_int::try_from(bytes);
-        // SAFETY: see above; arrays have the one element that `n = 1` says, and are read during the
-        // call only.
+        // SAFETY: see above; arrays have the one element that `n = 1` requires, and are read only
+        // during the call.
         unsafe {
             match self {
                 Self::V4(irecv) => match int_bytes {
@@ -394,7 +394,7 @@ impl Iflush {
         let Ok(mut bytes) = c_int::try_from(bytes) else {
             return INVALID_ARGUMENT;
         };
-        // SAFETY: see above; arrays have one element and are read during the call only.
+        // SAFETY: see above; arrays have one element and are read only during the call.
         unsafe {
             match self {
                 Self::V4(iflush) => iflush(comm, data, bytes, memory, request),
@@ -411,7 +411,7 @@ impl Iflush {
     }
 }
 
-/// Plugins call it without looking whether there is a profiler.
+/// Does nothing: plugins call it without checking for a profiler.
 unsafe extern "C" fn no_profiler(_: *mut Ptr, _: c_int, _: Ptr, _: i64, _: Ptr) -> c_int {
     super::common::SUCCESS
 }

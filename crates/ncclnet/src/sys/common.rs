@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 /// Result of every call: `ncclSuccess` is 0.
 pub(crate) const SUCCESS: c_int = 0;
-/// What a conversion that cannot be made reports (`ncclInvalidArgument`).
+/// The code of a conversion that cannot be made (`ncclInvalidArgument`).
 pub(crate) const INVALID_ARGUMENT: c_int = 4;
 
 /// Memory kinds: `type` of a registration, bits of `ptrSupport`.
@@ -16,20 +16,20 @@ pub(crate) const PTR_DMABUF: c_int = 4;
 pub(crate) const DEVICE_HOST: c_int = 0;
 /// `netDeviceType`: bytes arrive in bounce pages, and the receiver unpacks them.
 pub(crate) const DEVICE_UNPACK: c_int = 1;
-/// The one version of the unpack protocol.
+/// The only version of the unpack protocol.
 pub(crate) const UNPACK_VERSION: c_int = 7;
 
-/// The most a message may have where sizes are `int`: NCCL's own limit for such plugins.
+/// Maximum length of a message where sizes are `int`: NCCL's own limit for such plugins.
 pub(crate) const MAX_INT_MESSAGE: usize = 1 << 30;
-/// The most a registration may have where its size is `int`.
+/// Maximum length of a registration where its size is `int`.
 pub(crate) const MAX_INT_REGISTRATION: usize = c_int::MAX as usize;
 
-/// What NCCL assumes a comm can hold: 8 requests up to version 6, 32 later. Plugins in the field
-/// provide 16.
+/// Number of requests that NCCL assumes a comm can hold: 8 up to version 6, 32 later. Existing
+/// plugins provide 16.
 pub(crate) const SLOTS_UP_TO_V6: usize = 8;
 pub(crate) const SLOTS_FROM_V7: usize = 16;
 
-/// A member of the table that must not be NULL is.
+/// Names a required member of the table that is NULL.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct MissingMember(pub(crate) &'static str);
 
@@ -52,7 +52,7 @@ pub(crate) struct RawDeviceHandle {
     pub(crate) handle: *mut c_void,
     pub(crate) size: usize,
     pub(crate) needs_proxy_progress: c_int,
-    /// Named, so that all 32 bytes are zero at first.
+    /// Explicit, so that all 32 bytes are zero at first.
     pub(crate) padding: c_int,
 }
 
@@ -81,8 +81,8 @@ impl CommConfig {
     pub(crate) const UNDEFINED: Self = Self { traffic_class: -1 };
 }
 
-/// Room for `getProperties` of any version: zeroed, and larger than all of them, because some plugins
-/// write a newer layout than their table's version says.
+/// A buffer for `getProperties` of any version: zeroed, and larger than all of them, because some
+/// plugins write a newer layout than their table's version.
 #[repr(C, align(16))]
 pub(crate) struct PropertyBuffer([u64; 64]);
 
@@ -95,7 +95,7 @@ impl PropertyBuffer {
         self.0.as_mut_ptr().cast()
     }
 
-    /// The buffer seen as one version's properties.
+    /// Reads the buffer as one version's properties.
     pub(crate) fn read<P: Plain>(&self) -> P {
         const { assert!(size_of::<P>() <= size_of::<Self>() && align_of::<P>() <= 16) };
         // SAFETY: it fits and is aligned (checked above), and `P` is valid for any bytes.
@@ -103,14 +103,14 @@ impl PropertyBuffer {
     }
 }
 
-/// Structs that any bytes make valid: integers, floats and raw pointers only.
+/// Marks structs for which any bytes are valid: integers, floats and raw pointers only.
 ///
 /// # Safety
 ///
 /// The implementor has no other kind of field.
 pub(crate) unsafe trait Plain: Copy {}
 
-/// Properties of any version, in the newest form. What a version lacks has NCCL's default.
+/// Properties of any version, in the newest form. Fields that a version lacks have NCCL's default.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RawProperties {
     pub(crate) name: *const c_char,
@@ -130,7 +130,7 @@ pub(crate) struct RawProperties {
 }
 
 impl RawProperties {
-    /// Every default; a version overwrites what it has.
+    /// The defaults, which a version overwrites with its fields.
     pub(crate) const DEFAULT: Self = Self {
         name: std::ptr::null(),
         pci_path: std::ptr::null(),

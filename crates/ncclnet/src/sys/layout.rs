@@ -1,4 +1,5 @@
-//! The layouts, number by number, as C compilers lay the published headers out (x86-64 Linux).
+//! Checks the layouts, number by number, against C compilers and the published headers (x86-64
+//! Linux).
 //!
 //! Nothing here is computed from the Rust structs: a member added, dropped or moved fails a line.
 

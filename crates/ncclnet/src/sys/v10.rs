@@ -1,5 +1,5 @@
-//! Version 10: a profiler callback, a configuration for each connect (NCCL 2.26 on). The properties
-//! are version 9's.
+//! Version 10: a profiler callback, a configuration per connect (NCCL 2.26 on). The properties are
+//! version 9's.
 
 use std::ffi::{c_char, c_void};
 
@@ -57,7 +57,8 @@ pub(super) struct Table {
 ///
 /// `table` points to a table of this version.
 unsafe fn init(table: *const c_void) -> Option<Init> {
-    // SAFETY: the caller's promise; only this member is read, for only this one is valid already.
+    // SAFETY: guaranteed by the caller; reads only this member, since only it is valid before
+    // `init`.
     unsafe { (*table.cast::<Table>()).init }.map(Init::V10)
 }
 
@@ -65,7 +66,7 @@ unsafe fn init(table: *const c_void) -> Option<Init> {
 ///
 /// `table` points to a table of this version, and `init` has succeeded.
 unsafe fn calls(table: *const c_void) -> Result<Calls, MissingMember> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let table = unsafe { table.cast::<Table>().read() };
     Ok(Calls {
         devices: required!(table.devices, "devices"),

@@ -1,4 +1,4 @@
-//! Version 11: contexts; `init` and `finalize` for each user (NCCL 2.28 on).
+//! Version 11: contexts; `init` and `finalize` per user (NCCL 2.28 on).
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -90,7 +90,8 @@ unsafe impl Plain for Properties {}
 ///
 /// `table` points to a table of this version.
 pub(super) unsafe fn init(table: *const c_void) -> Option<Init> {
-    // SAFETY: the caller's promise; only this member is read, for only this one is valid already.
+    // SAFETY: guaranteed by the caller; reads only this member, since only it is valid before
+    // `init`.
     unsafe { (*table.cast::<Table>()).init }.map(Init::V11)
 }
 
@@ -98,7 +99,7 @@ pub(super) unsafe fn init(table: *const c_void) -> Option<Init> {
 ///
 /// `table` points to a table of this version, and `init` has succeeded.
 pub(super) unsafe fn calls(table: *const c_void) -> Result<Calls, MissingMember> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let table = unsafe { table.cast::<Table>().read() };
     Ok(Calls {
         devices: required!(table.devices, "devices"),

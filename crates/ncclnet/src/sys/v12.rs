@@ -1,5 +1,5 @@
-//! Version 12: more devices in a virtual one, rails and planes (NCCL 2.30 on). The function table is
-//! version 11's.
+//! Version 12: more devices in a virtual one, rails and planes (NCCL 2.30 on). The function table
+//! is version 11's.
 
 use std::ffi::{c_char, c_int};
 

@@ -87,7 +87,8 @@ unsafe impl Plain for Properties {}
 ///
 /// `table` points to a table of this version.
 unsafe fn init(table: *const c_void) -> Option<Init> {
-    // SAFETY: the caller's promise; only this member is read, for only this one is valid already.
+    // SAFETY: guaranteed by the caller; reads only this member, since only it is valid before
+    // `init`.
     unsafe { (*table.cast::<Table>()).init }.map(Init::V4)
 }
 
@@ -95,7 +96,7 @@ unsafe fn init(table: *const c_void) -> Option<Init> {
 ///
 /// `table` points to a table of this version, and `init` has succeeded.
 unsafe fn calls(table: *const c_void) -> Result<Calls, MissingMember> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let table = unsafe { table.cast::<Table>().read() };
     Ok(Calls {
         devices: required!(table.devices, "devices"),

@@ -1,5 +1,5 @@
-//! Compiles `loop_plugin.c` in its variants. Each test has libraries of its own, because a library is
-//! initialised once in a process.
+//! Compiles `loop_plugin.c` in its variants. Each test has libraries of its own, because a library
+//! is initialised only once in a process.
 
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ use libloading::os::unix::Library;
 /// Every version of the API.
 pub(crate) const VERSIONS: std::ops::RangeInclusive<u32> = 4..=12;
 
-/// A plugin of one version; `name` is unique among the tests.
+/// Builds a plugin of one version; `name` is unique among the tests.
 pub(crate) fn plugin(name: &str, version: u32, options: &[&str]) -> PathBuf {
     plugins(name, &[version], options)
 }
 
-/// A plugin that exports several versions.
+/// Builds a plugin that exports several versions.
 pub(crate) fn plugins(name: &str, versions: &[u32], options: &[&str]) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/plugins/loop_plugin.c");
     let objects: Vec<PathBuf> = versions
@@ -40,7 +40,7 @@ pub(crate) fn plugins(name: &str, versions: &[u32], options: &[&str]) -> PathBuf
     library
 }
 
-/// An ordinary shared library.
+/// Builds an ordinary shared library.
 pub(crate) fn ordinary_library(name: &str) -> PathBuf {
     let source = output(&format!("{name}.c"));
     std::fs::write(&source, "int answer(void) { return 42; }\n").unwrap();
@@ -49,7 +49,7 @@ pub(crate) fn ordinary_library(name: &str) -> PathBuf {
     library
 }
 
-/// A place for a file of the tests.
+/// Returns a path for a file of the tests.
 pub(crate) fn output(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
@@ -71,12 +71,12 @@ fn cc(arguments: &[&str]) {
     );
 }
 
-/// The counters a loop plugin exports.
+/// The counters that a loop plugin exports.
 pub(crate) struct Counters(Library);
 
 impl Counters {
     pub(crate) fn of(library: &Path) -> Self {
-        // SAFETY: it is our own plugin.
+        // SAFETY: the plugin was built by these tests.
         let library = unsafe {
             Library::open(
                 Some(library),
@@ -86,17 +86,17 @@ impl Counters {
         Self(library.unwrap())
     }
 
-    /// Comms, listeners, memory handles and contexts that are open.
+    /// Returns the number of open comms, listeners, memory handles and contexts.
     pub(crate) fn live(&self) -> i32 {
         self.get("loop_plugin_live")
     }
 
-    /// How often `init` was called.
+    /// Returns how often `init` was called.
     pub(crate) fn inits(&self) -> i32 {
         self.get("loop_plugin_inits")
     }
 
-    /// Comms that a thread of the plugin is connecting.
+    /// Returns the number of comms that a thread of the plugin is connecting.
     pub(crate) fn connecting(&self) -> i32 {
         self.get("loop_plugin_connecting")
     }

@@ -1,4 +1,4 @@
-//! Receives into CUDA memory, which a plugin makes visible when it is told to.
+//! Receives into CUDA memory, which become visible by a flush.
 
 use std::ops::Range;
 
@@ -8,7 +8,8 @@ use crate::build;
 use crate::rules::open;
 use crate::wire::{Memory, connect, post};
 
-/// Sends as many messages of 64 bytes as there are numbers, and receives them into CUDA memory, one after the other.
+/// Sends as many messages of 64 bytes as there are numbers, and receives them into CUDA memory, one
+/// after the other.
 fn receive(send: &mut SendComm, recv: &mut RecvComm, to: &MemoryHandle, numbers: Range<usize>) {
     let mut source = Memory::new(64);
     let from = source.register(send, MemoryKind::Host).unwrap();
@@ -39,10 +40,10 @@ fn bytes_for_cuda_memory_are_there_once_they_are_flushed() {
         else {
             panic!("version {version} begins three flushes");
         };
-        // The fourth is one for which the plugin needs no request.
+        // The plugin completes the fourth without a request.
         assert_eq!(begin(3), Flushing::Needless);
         assert_eq!(recv.in_flight(), 3);
-        // None is done before an earlier one, however often it is asked for.
+        // No flush completes before an earlier one, however often it is tested.
         for _ in 0..5 {
             assert_eq!(recv.test_flush(second), Ok(false));
         }
@@ -75,7 +76,7 @@ fn flushes_take_slots() {
             Flushing::Full => assert_eq!(flushes.len(), 16),
         }
     }
-    // The plugin would fail for good at either.
+    // The plugin would fail permanently at either.
     for _ in 0..5 {
         assert_eq!(recv.flush(&to, 21 * 64, 64), Ok(Flushing::Full));
         assert_eq!(recv.irecv(&to, 0, 64, 0), Ok(None));
@@ -105,7 +106,7 @@ fn flushes_are_made_where_they_are_legal() {
         let is_refused = matches!(outcome, Err(Error::Unsupported { call: "iflush", .. }));
         assert!(is_refused, "{outcome:?}");
     }
-    // What was not received cannot be flushed, and that ends the comm.
+    // A flush of bytes that were not received fails, and ends the comm.
     assert!(matches!(recv.flush(&cuda, 0, 64), Err(Error::Call { .. })));
     let dead = recv.flush(&cuda, 0, 64);
     assert!(

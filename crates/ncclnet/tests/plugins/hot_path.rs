@@ -1,4 +1,4 @@
-//! What is called for every message allocates nothing.
+//! Checks that the calls made for every message do not allocate.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -8,7 +8,7 @@ use tcpx_ncclnet::{MemoryKind, Plugin};
 use crate::build::{self, VERSIONS};
 use crate::wire::{Memory, connect};
 
-/// Counts what each thread allocates.
+/// Counts the allocations of each thread.
 struct Counting;
 
 thread_local! {
@@ -18,16 +18,16 @@ thread_local! {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-// SAFETY: everything is left to the system's allocator; counting touches a thread's own cell.
+// SAFETY: the system's allocator does everything; counting touches only a cell of the thread.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.dealloc(pointer, layout) }
     }
 }

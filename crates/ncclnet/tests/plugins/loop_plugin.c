@@ -1,19 +1,21 @@
-/* A small net plugin over loopback TCP, for the loader's tests. One source, any version of the API:
+/* A small net plugin over loopback TCP, for the loader's tests. One source for any version of
+ * the API:
  *
- *   cc -shared -fPIC -DAPI_VERSION=7 loop_plugin.c
+ * cc -shared -fPIC -DAPI_VERSION=7 loop_plugin.c
  *
- * It moves real bytes and is as unforgiving as the contract allows: whatever the loader may not do (move
- * a handle, test out of order, call after an error, forget a registration, ...) returns
- * ncclInternalError with a warning, or aborts where a real plugin would touch freed memory.
+ * It moves real bytes and is as strict as the contract allows: anything that the loader must not
+ * do (move a handle, test out of order, call after an error, forget a registration, ...) returns
+ * ncclInternalError with a warning, or aborts where a real plugin would access freed memory.
  *
- * Variants: FAIL_INIT, NO_DEVICES, DEVICE_TYPE / DEVICE_VERSION, FAIL_CONNECT, FAIL_ACCEPT, NULL_LISTEN,
- * NO_ISEND, NO_CONSUME, EMPTY_DEVICE_HANDLE, SLOTS=n, MHANDLES=0 (none are given), SIZES=0 (never
- * written), FILL_IN_INIT (the table is filled in by init), LOG_THREAD, MAX_P2P=n (bytes of a message,
- * from version 9 on), FAIL_FLUSH=n (the n-th of a comm fails), EAGER (connect gives a comm at once, and
- * accept blocks until its connection is there), BLOCKS (connect does, for a minute), STUCK (after some
- * messages it takes no more), SLOW (2 KiB are sent a call, and a message aborts whose memory was deregistered).
+ * Variants: FAIL_INIT, NO_DEVICES, DEVICE_TYPE / DEVICE_VERSION, FAIL_CONNECT, FAIL_ACCEPT,
+ * NULL_LISTEN, NO_ISEND, NO_CONSUME, EMPTY_DEVICE_HANDLE, SLOTS=n, MHANDLES=0 (no memory
+ * handles), SIZES=0 (never written), FILL_IN_INIT (init fills in the table), LOG_THREAD,
+ * MAX_P2P=n (bytes of a message, from version 9 on), FAIL_FLUSH=n (the n-th of a comm fails),
+ * EAGER (connect returns a comm at once, and accept blocks until its connection is there),
+ * BLOCKS (connect blocks for a minute), STUCK (accepts nothing after some messages), SLOW (sends
+ * 2 KiB per call, and aborts at a message whose memory was deregistered).
  *
- * What is received into CUDA memory is kept back: it is there once a flush of the same range is done. */
+ * Bytes received into CUDA memory are held back until a flush of the same range is done. */
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -82,11 +84,11 @@ static int initialised;
     return INTERNAL_ERROR; \
   } while (0)
 
-/* What is open: comms, listeners, memory handles, contexts. The tests read it. */
+/* Number of open comms, listeners, memory handles and contexts. The tests read it. */
 __attribute__((weak)) _Atomic int loop_plugin_live;
 /* How often init was called. */
 __attribute__((weak)) _Atomic int loop_plugin_inits;
-/* Comms that a thread is connecting. */
+/* Number of comms that a thread is connecting. */
 __attribute__((weak)) _Atomic int loop_plugin_connecting;
 
 /* ---- comms ---- */
@@ -112,7 +114,7 @@ struct kept {
   struct kept *next;
   struct request *owner;
   int flushing;
-  char *data; /* where they belong */
+  char *data; /* their destination */
   size_t size;
   char bytes[];
 };
@@ -135,9 +137,9 @@ struct comm {
   int flush_calls;
   int flushing;
   struct request flushes[MAX_SLOTS];
-  struct kept *kept; /* received, and no flush asked for */
+  struct kept *kept; /* received and not flushed */
   struct sockaddr_in address;
-  atomic_int connecting; /* a thread is at it */
+  atomic_int connecting; /* a thread is connecting it */
 };
 
 struct memory {
@@ -159,11 +161,11 @@ struct listener {
 struct attempt {
   int fd;
   int polls;
-  void *handle; /* where the first connect found it */
+  void *handle; /* its address in the first connect */
   void *out;
 };
 
-/* At the start of the handle; the attempt is where a plugin of the field has it. */
+/* The start of the handle; the attempt is at the same place as in real plugins. */
 struct handle {
   struct sockaddr_in address;
   char pad[HANDLE_BYTES == 64 ? 24 : 64];
@@ -315,7 +317,7 @@ static int listen_at(int device, void *handle, void **out) {
 }
 
 #ifdef EAGER
-/* Takes its time, as connecting over a network does. */
+/* Takes some time, as connecting over a network does. */
 static void *connect_eagerly(void *argument) {
   struct comm *c = argument;
   usleep(300 * 1000);
@@ -329,7 +331,7 @@ static void *connect_eagerly(void *argument) {
 static int connect_to(int device, void *handle, void **out) {
   if (device < 0 || device > 1) REFUSE("no device %d", device);
   #ifdef BLOCKS
-  sleep(60); /* as plugins of this version may */
+  sleep(60); /* plugins of this version may block */
 #endif
   struct handle *h = handle;
   struct attempt *a = h->attempt;
@@ -474,7 +476,7 @@ static int check_slots(struct comm *c) {
   REFUSE("all %d requests are in use", (int)SLOTS);
 }
 
-/* Puts received bytes where they belong. */
+/* Copies received bytes to their destination. */
 static void deliver(struct kept *kept) {
   memcpy(kept->data, kept->bytes, kept->size);
   if (kept->owner->kept == kept) kept->owner->kept = NULL;
@@ -490,7 +492,7 @@ static int post(void *comm, enum direction direction, void *data, size_t size, i
   int code = check_memory(c, data, size, memory);
   if (code != OK) return code;
 #ifdef STUCK
-  if (c->calls > 40) return OK; /* busy for good */
+  if (c->calls > 40) return OK; /* busy for ever */
 #endif
   if (++c->calls % 3 == 0 || c->connecting) return OK; /* busy: nothing is queued */
   code = check_slots(c);
@@ -507,10 +509,10 @@ static int post(void *comm, enum direction direction, void *data, size_t size, i
   return OK;
 }
 
-/* Moves up to size - *moved bytes; 1 when all are moved. */
+/* Moves up to size - *moved bytes; returns 1 when all are moved. */
 static int move_bytes(struct comm *c, char *data, size_t size, size_t *moved) {
 #ifdef SLOW
-  const size_t most = 2048; /* a call, of what is sent */
+  const size_t most = 2048; /* sent per call */
   int turns = 0;
 #else
   const size_t most = SIZE_MAX;
@@ -552,7 +554,7 @@ static int loop_test(void *request, int *done, int *sizes) {
     *done = 1;
     return OK;
   }
-  if (r->data == NULL) abort(); /* its memory is gone, though not because the comm is about to be closed */
+  if (r->data == NULL) abort(); /* deregistered before the comm is closed */
   if (r->order != c->tested) REFUSE("request %d tested before %d", (int)r->order, (int)c->tested);
   if (r->direction == SEND) c->header = (struct header){r->size, (int64_t)r->order};
   int code = move_bytes(c, (char *)&c->header, sizeof c->header, &c->header_moved);
@@ -641,7 +643,7 @@ static int loop_device_mr(void *comm, void *memory, void **out) {
 
 static int close_comm(struct comm *c, enum direction direction) {
   if (c == NULL) return OK;
-  if (c->connecting) abort(); /* a real plugin's thread uses it still */
+  if (c->connecting) abort(); /* a real plugin's thread still uses it */
   int code = OK;
   if (c->direction != direction || c->memories != 0) {
     WARN("closed with %d registrations, direction %d", c->memories, (int)c->direction);
@@ -667,7 +669,7 @@ static int loop_close_recv(void *comm) { return close_comm(comm, RECV); }
 
 static int loop_close_listen(void *listener) {
   struct listener *l = listener;
-  if (l->pending) abort(); /* a real plugin's thread uses it still */
+  if (l->pending) abort(); /* a real plugin's thread still uses it */
   close(l->fd);
   free(l);
   loop_plugin_live--;

@@ -1,4 +1,4 @@
-/* The second half of loop_plugin.c: what differs between the versions. */
+/* The second half of loop_plugin.c: the differences between the versions. */
 
 /* ---- the members, each with its version's signature ---- */
 

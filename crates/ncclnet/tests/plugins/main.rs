@@ -1,4 +1,5 @@
-//! The loader against real plugins: C libraries compiled here, that move real bytes over loopback.
+//! Tests the loader with real plugins: C libraries compiled here, that move real bytes over
+//! loopback.
 
 mod build;
 mod flushing;

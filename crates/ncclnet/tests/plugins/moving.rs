@@ -1,11 +1,11 @@
-//! Bytes move, whatever the version.
+//! Moves bytes with every version.
 
 use tcpx_ncclnet::{DeviceType, MemoryKind, Plugin, Properties};
 
 use crate::build::{self, Counters, VERSIONS};
 use crate::wire::{connect, move_all};
 
-/// Empty, tiny, odd and large messages, and more of them than any ring holds.
+/// Lists sizes of empty, tiny, odd and large messages, more of them than any ring holds.
 fn sizes() -> Vec<usize> {
     let mut sizes = vec![0, 1, 17, 4096, 65_537, 0, 3 << 20, 5];
     sizes.extend((0..40).map(|n| n * 131));
@@ -34,7 +34,7 @@ fn every_version_moves_bytes_both_ways_and_leaves_nothing_behind() {
                 assert_eq!(completion.reported_bytes, expected, "version {version}");
             }
             move_all(&mut back_send, &mut back_recv, &sizes());
-            // A comm outlives the plugin it came from.
+            // A comm outlives its plugin.
             drop(plugin);
             move_all(&mut send, &mut recv, &[1000]);
         }
@@ -97,7 +97,7 @@ fn comms_are_used_from_threads_of_their_own() {
     let plugin = Plugin::open(build::path(&library)).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
-            // Made here, used there.
+            // Created here, used on another thread.
             let (mut send, mut recv) = connect(&plugin, 0, 1);
             scope.spawn(move || move_all(&mut send, &mut recv, &sizes()));
         }
@@ -115,7 +115,7 @@ fn an_unpack_device_hands_out_its_device_handle() {
         assert_eq!(handle.device_type, DeviceType::Unpack);
         assert_eq!((handle.version, handle.size), (7, 24));
         assert!(handle.needs_proxy_progress);
-        // SAFETY: this plugin's handle is three numbers of its own.
+        // SAFETY: this plugin's handle is three numbers.
         assert_eq!(unsafe { *handle.handle.cast::<[u64; 3]>() }, [1, 2, 3]);
         move_all(&mut send, &mut recv, &sizes());
     }

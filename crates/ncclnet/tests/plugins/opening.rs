@@ -1,4 +1,4 @@
-//! Opening: what is found, what is refused, and how often `init` runs.
+//! Tests opening: which libraries are found, which are refused, and how often `init` runs.
 
 use tcpx_ncclnet::{Code, Error, Fault, Plugin};
 
@@ -31,7 +31,7 @@ fn the_newest_version_wins_unless_another_is_asked_for() {
     assert_eq!(plugin.api_version(), 6);
     let (mut send, mut recv) = connect(&plugin, 0, 1);
     move_all(&mut send, &mut recv, &[1, 2, 3]);
-    // It runs under that version now.
+    // The library runs under that version now.
     let error = Plugin::open(path).unwrap_err();
     assert_eq!(
         error,
@@ -123,10 +123,10 @@ fn a_failed_init_says_why_and_is_not_repeated() {
 }
 
 #[test]
-fn what_another_may_have_initialised_is_told_from_what_does_not_work() {
+fn a_library_loaded_by_others_is_distinguished_from_a_broken_one() {
     for (version, is_once) in [(7, true), (12, false)] {
         let library = build::plugin(&format!("taken-{version}"), version, &["-DFAIL_INIT"]);
-        // As NCCL does in the same process.
+        // As NCCL may do in the same process.
         let _other = Counters::of(&library);
         let error = Plugin::open(build::path(&library)).unwrap_err();
         let says_so = matches!(error, Error::InitialisedBefore { .. });

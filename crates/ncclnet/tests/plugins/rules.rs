@@ -1,4 +1,4 @@
-//! The rules of the contract: what the loader keeps to, and what it says to callers who do not.
+//! Tests the rules of the contract: the loader follows them, and refuses callers that do not.
 
 use std::os::fd::AsFd;
 use std::task::Poll;
@@ -14,7 +14,7 @@ pub(crate) fn open(name: &str, version: u32, options: &[&str]) -> Plugin {
 
 #[test]
 fn a_failed_connect_is_over_and_the_plugin_is_not_called_again() {
-    // The plugin aborts the process when it is.
+    // The plugin aborts the process if it is called again.
     for version in [4, 7, 12] {
         let plugin = open(
             &format!("fail-connect-{version}"),
@@ -64,7 +64,7 @@ fn a_failed_accept_is_over_and_the_listener_can_be_closed() {
 
 #[test]
 fn listeners_are_closed_but_for_one_whose_accept_is_pending() {
-    // The plugin aborts the process when that one is closed.
+    // The plugin aborts the process when the pending one is closed.
     let library = build::plugin("listeners", 12, &[]);
     let counters = Counters::of(&library);
     let plugin = Plugin::open(build::path(&library)).unwrap();
@@ -74,14 +74,14 @@ fn listeners_are_closed_but_for_one_whose_accept_is_pending() {
     assert_eq!(counters.live(), 3);
     drop((idle, pending));
     assert_eq!(counters.live(), 2);
-    // Nor is the context finalised under it.
+    // The context is not finalised under it either.
     drop(plugin);
     assert_eq!(counters.live(), 2);
 }
 
 #[test]
 fn a_comm_that_was_given_at_once_is_closed_only_if_the_peer_accepted_it() {
-    // The plugin aborts the process when one is closed that a thread of its is connecting.
+    // The plugin aborts the process when a comm is closed that its thread is connecting.
     for version in [4, 6, 12] {
         let library = build::plugin(&format!("eager-{version}"), version, &["-DEAGER"]);
         let counters = Counters::of(&library);
@@ -93,9 +93,9 @@ fn a_comm_that_was_given_at_once_is_closed_only_if_the_peer_accepted_it() {
             panic!("it is given at once");
         };
         drop((comm, listener));
-        assert_eq!(counters.live(), idle + 1, "it was left behind");
+        assert_eq!(counters.live(), idle + 1, "it was leaked");
         let (mut send, recv) = connect(&plugin, 0, 1);
-        // The acceptor can be ahead of the thread that connects.
+        // The acceptor can be ahead of the connecting thread.
         while counters.connecting() > 0 {
             std::thread::yield_now();
         }
@@ -176,7 +176,7 @@ fn a_full_comm_takes_nothing_more_until_its_oldest_request_is_over() {
             sends.push(post(|| send.isend(&from, slot * 8, 8, 0)).unwrap());
             receives.push(post(|| recv.irecv(&to, slot * 8, 8, 0)).unwrap());
         }
-        // The plugin would fail for good here.
+        // The plugin would fail permanently here.
         for _ in 0..20 {
             assert_eq!(send.isend(&from, 0, 8, 0), Ok(None));
             assert_eq!(recv.irecv(&to, 0, 8, 0), Ok(None));
@@ -335,7 +335,7 @@ fn sizes_and_ranges_are_checked_before_the_plugin_sees_them() {
     // Where sizes are `int`, a registration ends at 2 GiB.
     let old = open("ranges-int", 7, &[]);
     let (mut send, _recv) = connect(&old, 0, 1);
-    // SAFETY: refused before anything looks at the memory.
+    // SAFETY: refused before anything accesses the memory.
     let error = unsafe { send.register(memory.as_ptr(), 1 << 31, MemoryKind::Host) }.unwrap_err();
     assert_eq!(
         error,
@@ -379,7 +379,7 @@ fn dma_bufs_are_registered_where_the_version_has_them() {
         let plugin = open(&format!("dmabuf-{version}"), version, &[]);
         let (_send, mut recv) = connect(&plugin, 0, 1);
         let memory = Memory::new(64);
-        // SAFETY: the memory outlives the comm; this plugin does not look at the descriptor.
+        // SAFETY: the memory outlives the comm; this plugin does not use the descriptor.
         let outcome = unsafe {
             recv.register_dmabuf(memory.as_ptr(), 64, MemoryKind::Cuda, file.as_fd(), 4096)
         };

@@ -1,4 +1,4 @@
-//! Two connected comms, memory to send from and to receive into, and moving all of it.
+//! Two connected comms, memory for sends and receives, and helpers that move messages.
 
 use std::collections::VecDeque;
 use std::task::Poll;
@@ -8,7 +8,7 @@ use tcpx_ncclnet::{
     SendComm,
 };
 
-/// Connects a device to another of the same plugin. The handle travels as bytes.
+/// Connects one device to another of the same plugin. The handle travels as bytes.
 pub(crate) fn connect(plugin: &Plugin, from: usize, to: usize) -> (SendComm, RecvComm) {
     let mut listener = plugin.listen(to).unwrap();
     let handle = Handle::from_bytes(listener.handle().as_bytes()).unwrap();
@@ -25,13 +25,14 @@ pub(crate) fn connect(plugin: &Plugin, from: usize, to: usize) -> (SendComm, Rec
         {
             recv = Some(comm.unwrap());
         }
-        // Neither may mind that the objects move about.
+        // Both must tolerate that the objects move.
         (connecting, listener) = *Box::new((connecting, listener));
     }
     (send.unwrap(), recv.unwrap())
 }
 
-/// Memory aligned as the plugin wants it. Reached by pointer only, for plugins write it.
+/// Memory with the alignment that the plugin requires. Accessed by pointer only, since plugins
+/// write it.
 pub(crate) struct Memory {
     base: *mut u8,
     layout: std::alloc::Layout,
@@ -51,8 +52,8 @@ impl Memory {
         comm: &mut tcpx_ncclnet::Comm<D>,
         kind: MemoryKind,
     ) -> Result<MemoryHandle, Error> {
-        // SAFETY: the tests keep the memory until the comm is gone, and look at it when requests are
-        // done.
+        // SAFETY: the tests keep the memory until the comm is dropped, and access it when requests
+        // are done.
         unsafe { comm.register(self.base, self.layout.size(), kind) }
     }
 
@@ -60,7 +61,7 @@ impl Memory {
         self.base
     }
 
-    /// The bytes, while no request is under way.
+    /// Returns the bytes. No request may be outstanding.
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: allocated in `new`, initialised, and borrowed with `self`.
         unsafe { std::slice::from_raw_parts_mut(self.base, self.layout.size()) }
@@ -74,14 +75,14 @@ impl Drop for Memory {
     }
 }
 
-/// Byte `index` of message `message`: no two messages, and no two places in one, look alike for long.
+/// Returns byte `index` of message `message`: messages, and positions in one, soon differ.
 pub(crate) fn pattern(message: usize, index: usize) -> u8 {
     let x = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (message as u64) << 17;
     (x ^ (x >> 29)) as u8
 }
 
-/// Sends messages of these sizes over the pair, several at a time, and checks every byte at the other
-/// end, and that not a byte beside them was touched.
+/// Sends messages of these sizes over the pair, several at a time, and checks every byte at the
+/// other end, and that no byte beside them was touched.
 pub(crate) fn move_all(
     send: &mut SendComm,
     recv: &mut RecvComm,
@@ -155,7 +156,7 @@ fn step(
     test(*oldest?).unwrap()
 }
 
-/// Posts until the plugin takes it.
+/// Posts until the plugin accepts it.
 pub(crate) fn post(
     mut attempt: impl FnMut() -> Result<Option<Request>, Error>,
 ) -> Result<Request, Error> {

@@ -1,49 +1,5 @@
 use super::*;
-
-/// Pages of anonymous memory, readable and writable until a test says otherwise.
-struct Pages {
-    address: *mut u8,
-    count: usize,
-}
-
-impl Pages {
-    fn new(count: usize) -> Self {
-        // SAFETY: the kernel chooses where.
-        let address = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                count * PAGE_BYTES,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        assert_ne!(address, libc::MAP_FAILED);
-        Self {
-            address: address.cast(),
-            count,
-        }
-    }
-
-    fn at(&self, offset: usize) -> *mut u8 {
-        self.address.wrapping_add(offset)
-    }
-
-    fn protect(&self, page: usize, protection: libc::c_int) {
-        // SAFETY: a page of ours.
-        let result =
-            unsafe { libc::mprotect(self.at(page * PAGE_BYTES).cast(), PAGE_BYTES, protection) };
-        assert_eq!(result, 0);
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: nobody uses them any more.
-        unsafe { libc::munmap(self.address.cast(), self.count * PAGE_BYTES) };
-    }
-}
+use crate::pages::{Pages, page};
 
 /// The ways by which a copy reports faults, each with its name.
 type Copier = fn(*const u8, *mut u8, usize) -> Result<(), Fault>;
@@ -57,19 +13,19 @@ const WAYS: [(&str, Copier); 2] = [
 #[test]
 fn a_copy_reports_memory_that_is_gone() {
     let pages = Pages::new(3);
-    let mut own = vec![7; 3 * PAGE_BYTES];
+    let mut own = vec![7; 3 * page()];
     for protection in [libc::PROT_NONE, libc::PROT_READ] {
         pages.protect(1, protection);
         for (name, copy) in WAYS {
             for (at, len) in [
                 (0, 1),
-                (100, 4096),
-                (4096, 1),
-                (4095, 2),
-                (1, 3 * 4096 - 1),
-                (8192, 9),
+                (100, page()),
+                (page(), 1),
+                (page() - 1, 2),
+                (1, 3 * page() - 1),
+                (2 * page(), 9),
             ] {
-                let is_whole = at + len <= 4096 || at >= 8192;
+                let is_whole = at + len <= page() || at >= 2 * page();
                 let expected = if is_whole { Ok(()) } else { Err(Fault) };
                 let into = copy(own.as_ptr(), pages.at(at), len);
                 assert_eq!(into, expected, "{name}: {len} bytes to {at}");
@@ -88,13 +44,13 @@ fn a_copy_reports_memory_that_is_gone() {
 #[test]
 fn a_file_that_has_become_shorter_is_a_fault() {
     let file = tempfile::tempfile().unwrap();
-    file.set_len(2 * PAGE_BYTES as u64).unwrap();
+    file.set_len(2 * page() as u64).unwrap();
     let pages = Pages::new(2);
-    // SAFETY: takes the place of pages of ours.
+    // SAFETY: the mapping replaces pages of this test.
     let mapped = unsafe {
         libc::mmap(
             pages.address.cast(),
-            2 * PAGE_BYTES,
+            2 * page(),
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_SHARED | libc::MAP_FIXED,
             std::os::fd::AsRawFd::as_raw_fd(&file),
@@ -104,16 +60,12 @@ fn a_file_that_has_become_shorter_is_a_fault() {
     assert_eq!(mapped, pages.address.cast());
     let bytes = [1; 64];
     for (name, copy) in WAYS {
-        assert_eq!(
-            copy(bytes.as_ptr(), pages.at(PAGE_BYTES), 64),
-            Ok(()),
-            "{name}"
-        );
+        assert_eq!(copy(bytes.as_ptr(), pages.at(page()), 64), Ok(()), "{name}");
     }
-    file.set_len(PAGE_BYTES as u64).unwrap();
+    file.set_len(page() as u64).unwrap();
     for (name, copy) in WAYS {
         assert_eq!(
-            copy(bytes.as_ptr(), pages.at(PAGE_BYTES), 64),
+            copy(bytes.as_ptr(), pages.at(page()), 64),
             Err(Fault),
             "{name}"
         );
@@ -121,13 +73,14 @@ fn a_file_that_has_become_shorter_is_a_fault() {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
 #[test]
 fn a_probe_looks_at_every_page() {
     let pages = Pages::new(4);
     for gone in 0..4 {
         pages.protect(gone, libc::PROT_NONE);
         for (first, last) in [(0, 0), (0, 3), (1, 2), (3, 3), (2, 3)] {
-            let (at, end) = (first * PAGE_BYTES + 4095, (last + 1) * PAGE_BYTES);
+            let (at, end) = (first * page() + page() - 1, (last + 1) * page());
             let expected = match (first..=last).contains(&gone) {
                 true => Err(Fault),
                 false => Ok(()),
@@ -147,13 +100,16 @@ fn a_probe_looks_at_every_page() {
 #[test]
 fn a_streamed_copy_reports_memory_that_is_gone() {
     let pages = Pages::new(2);
-    let own = vec![7; 2 * PAGE_BYTES];
+    let own = vec![7; 2 * page()];
     pages.protect(1, libc::PROT_NONE);
-    // SAFETY: both are ours; a page is aligned.
+    // SAFETY: both ranges belong to this test; a page is aligned.
     unsafe {
-        assert_eq!(stream(own.as_ptr(), pages.at(0), 64), Ok(()));
-        assert_eq!(stream(own.as_ptr(), pages.at(0), 65), Err(Fault));
-        assert_eq!(stream(pages.at(PAGE_BYTES), pages.at(0), 1), Err(Fault));
+        assert_eq!(stream(own.as_ptr(), pages.at(0), page() / 64), Ok(()));
+        assert_eq!(
+            stream(own.as_ptr(), pages.at(0), page() / 64 + 1),
+            Err(Fault)
+        );
+        assert_eq!(stream(pages.at(page()), pages.at(0), 1), Err(Fault));
     }
 }
 
@@ -171,14 +127,14 @@ fn overlapping_ranges_are_copied_as_if_through_a_buffer() {
         let (mut found, mut expected) = (original.clone(), original.clone());
         expected.copy_within(from..from + len, to);
         let start = found.as_mut_ptr();
-        // SAFETY: inside the vector.
+        // SAFETY: both ranges lie inside the vector.
         let copied = unsafe { copy(start.wrapping_add(from), start.wrapping_add(to), len) };
         assert_eq!(copied, Ok(()));
         assert!(found == expected, "{len} bytes from {from} to {to}");
     }
 }
 
-/// Runs a test of this file in a process of its own, since it changes what all threads share.
+/// Runs a test of this file in a process of its own, since it changes process-wide state.
 fn alone(name: &str, body: impl FnOnce()) -> Option<std::process::ExitStatus> {
     const ALONE: &str = "TCPX_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {
@@ -200,7 +156,7 @@ fn alone(name: &str, body: impl FnOnce()) -> Option<std::process::ExitStatus> {
 fn fault_on_purpose() {
     let pages = Pages::new(1);
     pages.protect(0, libc::PROT_NONE);
-    // SAFETY: none: that is the point.
+    // SAFETY: none; the fault is the purpose of this test.
     unsafe { pages.at(0).write_volatile(1) };
 }
 
@@ -208,7 +164,7 @@ fn fault_on_purpose() {
 fn other_faults_go_to_the_handler_before() {
     use std::os::unix::process::ExitStatusExt;
     extern "C" fn handler(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-        // SAFETY: async-signal-safe.
+        // SAFETY: `_exit` is async-signal-safe.
         unsafe { libc::_exit(if (*info).si_addr().is_null() { 1 } else { 42 }) }
     }
     let status = alone("other_faults_go_to_the_handler_before", || {
@@ -251,7 +207,7 @@ fn a_handler_that_replaces_ours_is_noticed() {
         check_handlers();
         assert_eq!(way(), BY_SYSTEM_CALL);
         assert_eq!(probe(nowhere, 1), Err(Fault));
-        // SAFETY: gives back what was there.
+        // SAFETY: restores the previous handler.
         unsafe { libc::signal(libc::SIGBUS, ours) };
         check_handlers();
         assert_eq!(way() == BY_HANDLER, handlers::EXIST);

@@ -1,4 +1,4 @@
-//! What can be wrong with an interface, with a choice of them, or with asking for them.
+//! Errors of interfaces, of selecting among them and of listing them.
 
 use std::fmt;
 use std::io;
@@ -6,7 +6,7 @@ use std::io;
 use super::Interface;
 use super::select::{InterfaceSelector, NAME_MAX};
 
-/// The kernel did not say which interfaces there are.
+/// The kernel did not list the interfaces.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot list the network interfaces: the kernel refused to report {what}")]
 pub struct DiscoverError {
@@ -14,20 +14,20 @@ pub struct DiscoverError {
     pub(super) source: io::Error,
 }
 
-/// Why an interface is not used.
+/// The reason an interface is not used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WhyNot {
-    /// It was not switched on.
+    /// The interface was not switched on.
     #[error("is down")]
     Down,
-    /// Nothing answers at the other end of its link.
+    /// The link has no carrier: nothing answers at its other end.
     #[error("has no carrier")]
     NoCarrier,
-    /// Nobody gave it an address, or its addresses are not confirmed yet.
+    /// The interface has no address, or its addresses are not confirmed yet.
     #[error("has no address")]
     NoAddress,
-    /// Its only addresses are link-local ones.
-    #[error("has link-local addresses only")]
+    /// The interface has link-local addresses only.
+    #[error("has link-local addresses only, used by name or when nothing else is usable")]
     OnlyLinkLocal,
     /// Loopback carries lanes only when asked for by name, or when nothing else can.
     #[error("is loopback, used only by name or when nothing else is usable")]
@@ -35,12 +35,12 @@ pub enum WhyNot {
     /// Virtual interfaces carry lanes only when asked for by name, or when no real one can.
     #[error("is virtual ({kind}), used only by name or when no real interface is usable")]
     Virtual {
-        /// The kernel's word for what it is.
+        /// The kernel's name for its kind.
         kind: String,
     },
 }
 
-/// A text that is no [`InterfaceSelector`].
+/// A text that is no valid [`InterfaceSelector`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParseSelectorError {
     /// A comma too many, or a modifier with nothing behind it.
@@ -73,7 +73,7 @@ pub enum ParseSelectorError {
 pub struct Candidate {
     /// The interface's name.
     pub name: String,
-    /// What stood in the way.
+    /// The reason it was not taken.
     pub why: WhyNot,
 }
 
@@ -109,23 +109,23 @@ pub enum SelectError {
     NoMatch {
         /// The name or prefix that was asked for.
         name: String,
-        /// Every interface there is.
+        /// Every interface of this machine.
         existing: Vec<String>,
     },
-    /// What was asked for exists and cannot carry a connection.
+    /// Interfaces match, but none can carry a connection.
     #[error("the interfaces that match {name:?} are not ready: {}", list(found))]
     NotReady {
         /// The name or prefix that was asked for.
         name: String,
-        /// What matched, and what is missing.
+        /// The interfaces that match, each with what is missing.
         found: Vec<Candidate>,
     },
-    /// Nothing is left, not even loopback.
+    /// No interface is usable, not even loopback.
     #[error("no usable interface{}: {}", after(selector), list(found))]
     NothingUsable {
-        /// What was asked for.
+        /// The selector that was asked for.
         selector: InterfaceSelector,
-        /// What was considered, and why it was not taken.
+        /// The interfaces considered, each with the reason it was not taken.
         found: Vec<Candidate>,
     },
 }

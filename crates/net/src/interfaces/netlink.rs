@@ -1,8 +1,8 @@
-//! Two questions to the kernel over rtnetlink: which links, which addresses.
+//! Asks the kernel for its links and addresses over rtnetlink.
 //!
-//! Requests and answers are `rtnetlink(7)` messages: a 16-byte header, a fixed body that depends
-//! on the type, then attributes (length, type, value), everything aligned to 4 bytes and in the
-//! machine's byte order. Only the parsing is ours and it never leaves the bytes it was given.
+//! Requests and answers are `rtnetlink(7)` messages: a 16-byte header, a fixed body that depends on
+//! the type, then attributes (length, type, value), everything aligned to 4 bytes and in the
+//! machine's byte order. Parsing never reads past the bytes it is given.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -24,16 +24,16 @@ pub(super) struct Link {
     pub(super) running: bool,
     pub(super) loopback: bool,
     pub(super) mtu: u32,
-    /// The kernel's word for a software link: `veth`, `bridge`, `bond`…
+    /// The kernel's name for the kind of a software link: `veth`, `bridge`, `bond`…
     pub(super) kind: Option<String>,
 }
 
-/// Every link of this network namespace.
+/// Returns every link of this network namespace.
 pub(super) fn links() -> io::Result<Vec<Link>> {
     dump(RTM_GETLINK, RTM_NEWLINK, IFINFOMSG, parse_link)
 }
 
-/// Every address of this network namespace that can be bound, with the index of its link.
+/// Returns every address of this network namespace that can be bound, with the index of its link.
 pub(super) fn addresses() -> io::Result<Vec<(u32, InterfaceAddress)>> {
     dump(RTM_GETADDR, RTM_NEWADDR, IFADDRMSG, parse_address)
 }
@@ -140,7 +140,7 @@ fn dump_once<T>(
     }
 }
 
-/// A dump request with an all-zero body: every family, every link.
+/// Returns a dump request with an all-zero body: every family, every link.
 fn question(request: u16, sequence: u32, body: usize) -> Vec<u8> {
     let len = HEADER + body;
     let mut message = Vec::with_capacity(len);
@@ -152,7 +152,7 @@ fn question(request: u16, sequence: u32, body: usize) -> Vec<u8> {
     message
 }
 
-/// The error in an `NLMSG_ERROR` payload: a negative errno.
+/// Returns the error in an `NLMSG_ERROR` payload: a negative errno.
 fn error(payload: &[u8]) -> io::Error {
     match u32_at(payload, 0) {
         Some(code) => io::Error::from_raw_os_error((code as i32).wrapping_neg()),
@@ -248,17 +248,17 @@ fn parse_link(payload: &[u8]) -> Option<Link> {
     })
 }
 
-/// An address that can be bound; `None` for one that failed or awaits its duplicate check.
+/// Returns an address that can be bound; `None` for one that failed or awaits its duplicate check.
 fn parse_address(payload: &[u8]) -> Option<(u32, InterfaceAddress)> {
     let prefix_len = *payload.get(1)?;
     let mut flags = u32::from(*payload.get(2)?);
     let (mut local, mut address) = (None, None);
     for (attribute, value) in Attributes(payload.get(IFADDRMSG..)?) {
         match attribute {
-            // On a point-to-point link IFA_ADDRESS is the far end and IFA_LOCAL ours.
+            // On a point-to-point link IFA_ADDRESS is the far end and IFA_LOCAL the local one.
             IFA_LOCAL => local = ip(value),
             IFA_ADDRESS => address = ip(value),
-            // The wider twin of the header's flags.
+            // The wider form of the flags in the header.
             IFA_FLAGS => flags = u32_at(value, 0)?,
             _ => {}
         }

@@ -1,4 +1,4 @@
-//! Which interfaces carry lanes: the syntax of `NCCL_SOCKET_IFNAME` and the rules behind it.
+//! Selects the interfaces that carry lanes, in the syntax of `NCCL_SOCKET_IFNAME`.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -16,12 +16,12 @@ pub(super) const NAME_MAX: usize = 15;
 /// |---|---|
 /// | (empty) | every usable interface |
 /// | `eth` | every interface whose name begins with `eth` |
-/// | `eth1,eth2` | those beginning with `eth1`, then those beginning with `eth2` |
+/// | `eth1,eth2` | interfaces whose names begin with `eth1`, then with `eth2` |
 /// | `=eth1,eth2` | exactly `eth1` and `eth2` |
 /// | `^docker,lo` | every usable interface whose name begins with none of these |
 /// | `^=eth0` | every usable interface but `eth0` |
 ///
-/// A modifier stands once, at the front, and holds for the whole list.
+/// A modifier appears once, at the front, and applies to the whole list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InterfaceSelector {
     mode: Mode,
@@ -39,31 +39,32 @@ enum Mode {
 }
 
 impl InterfaceSelector {
-    /// Every usable interface: what an empty text means.
+    /// Creates the selector of every usable interface: the meaning of an empty text.
     pub fn every_usable() -> Self {
         InterfaceSelector::default()
     }
 
-    /// Whether this names nothing and leaves the choice to the default rules.
+    /// Returns whether no interface is named, so that the default rules decide.
     pub fn is_default(&self) -> bool {
         self.mode == Mode::Default
     }
 
     /// Chooses among `interfaces`.
     ///
-    /// Interfaces that were asked for come in the order of the selector, those one name matches
-    /// (and every interface where nothing was asked for) fastest first, then by index. Asked for,
-    /// an interface may be loopback or virtual, but it must be up and have an address: one that
-    /// was named in full and is not ready is an error, one that merely shares a prefix with others
-    /// that are ready is passed over.
+    /// Interfaces named by the selector come in its order; several matches of one name, and every
+    /// interface where none is named, come fastest first, then by index. A named interface may be
+    /// loopback or virtual, but it must be up and have an address: an interface named in full that
+    /// is not ready is an error; one that shares a prefix with others that are ready is skipped.
     ///
-    /// Where nothing was asked for, the first of these groups that is not empty is chosen:
-    /// interfaces with a device behind them (bonds, VLANs and the like included); the inner ends
-    /// of containers; loopback.
+    /// Where no interface is named, the first of these groups that is not empty is selected:
+    /// interfaces with a device behind them (including bonds, VLANs and bridges over a device); the
+    /// inner ends of containers; loopback with an address that others can reach; tunnels;
+    /// interfaces with a device or of containers that have link-local addresses only; loopback.
+    /// Bridges without a device, such as `docker0`, are used by name only.
     ///
     /// # Errors
     ///
-    /// [`SelectError`], which lists what there is to choose from.
+    /// [`SelectError`], which lists the available interfaces.
     pub fn select(&self, interfaces: &[Interface]) -> Result<Vec<Interface>, SelectError> {
         match self.mode {
             Mode::Include => self.include(interfaces),
@@ -109,14 +110,19 @@ impl InterfaceSelector {
             .iter()
             .filter(|interface| !excluded(interface))
             .collect();
-        let tiers: [fn(&Interface) -> bool; 3] = [
+        let tiers: [fn(&Interface) -> bool; 6] = [
             |interface| interface.usable().is_ok(),
-            |interface| is_container_end(interface) && interface.ready().is_ok(),
-            |interface| interface.is_loopback() && interface.ready().is_ok(),
+            |interface| is_container_end(interface) && is_reachable(interface),
+            |interface| interface.is_loopback() && is_reachable(interface),
+            |interface| is_tunnel(interface) && is_reachable(interface),
+            |interface| !interface.is_virtual() || is_container_end(interface),
+            Interface::is_loopback,
         ];
+        let is_ready = |interface: &Interface| interface.ready().is_ok();
+        let ready = || left.iter().copied().filter(|i| is_ready(i));
         tiers
             .into_iter()
-            .map(|tier| left.iter().copied().filter(|i| tier(i)).collect::<Vec<_>>())
+            .map(|tier| ready().filter(|i| tier(i)).collect::<Vec<_>>())
             .find(|tier| !tier.is_empty())
             .map(|tier| fastest_first(tier).into_iter().cloned().collect())
             .ok_or_else(|| SelectError::NothingUsable {
@@ -134,13 +140,37 @@ impl InterfaceSelector {
     }
 }
 
-/// A virtual interface that may be the only way out of a container.
+/// Returns whether a virtual interface may be the only way out of a container.
 ///
 /// On a host the outer ends of these have no address, so they are never ready there; bridges,
-/// tunnels and dummies do have one and lead nowhere a peer could be expected.
+/// tunnels and dummies have one, but no peer is reachable over them.
 fn is_container_end(interface: &Interface) -> bool {
     matches!(&interface.kind, InterfaceKind::Virtual { kind }
         if ["veth", "netkit", "unknown"].contains(&kind.as_str()))
+}
+
+/// Returns whether an interface is a tunnel: the only way out in rootless containers, for example.
+fn is_tunnel(interface: &Interface) -> bool {
+    const TUNNELS: [&str; 11] = [
+        "tun",
+        "wireguard",
+        "ppp",
+        "ipip",
+        "gre",
+        "sit",
+        "ip6tnl",
+        "ip6gre",
+        "vti",
+        "xfrm",
+        "vxlan",
+    ];
+    matches!(&interface.kind, InterfaceKind::Virtual { kind } if TUNNELS.contains(&kind.as_str()))
+}
+
+/// Returns whether an interface has an address that is valid on other machines.
+fn is_reachable(interface: &Interface) -> bool {
+    let mut addresses = interface.addresses.iter();
+    addresses.any(|address| !address.link_local && !address.ip.is_loopback())
 }
 
 fn fastest_first(mut interfaces: Vec<&Interface>) -> Vec<&Interface> {
@@ -218,7 +248,7 @@ pub(super) mod tests {
     use super::super::InterfaceAddress;
     use super::*;
 
-    /// An interface with a device, up, with an address and no known speed.
+    /// Returns an interface with a device, up, with an address and no known speed.
     pub(in super::super) fn interface(name: &str) -> Interface {
         Interface {
             index: 1,
@@ -246,6 +276,7 @@ pub(super) mod tests {
     fn lo() -> Interface {
         Interface {
             kind: InterfaceKind::Loopback,
+            addresses: vec![InterfaceAddress::new([127, 0, 0, 1].into(), 8)],
             ..interface("lo")
         }
     }
@@ -257,7 +288,7 @@ pub(super) mod tests {
         }
     }
 
-    /// A host with two fast cards, a slow one, one unplugged, and Docker.
+    /// Returns a host with two fast cards, a slow one, one unplugged, and Docker.
     fn host() -> Vec<Interface> {
         let mut found = vec![
             lo(),
@@ -312,11 +343,55 @@ pub(super) mod tests {
             select("", &[lo(), of_kind("eth0", "veth")]).unwrap(),
             ["eth0"]
         );
-        // A bridge is no way out, whatever its address.
+        // A bridge is not a way out, whatever its address.
         assert_eq!(
             select("", &[lo(), of_kind("docker0", "bridge")]).unwrap(),
             ["lo"]
         );
+    }
+
+    fn only_link_local(name: &str) -> Interface {
+        let ip = std::net::Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+        Interface {
+            addresses: vec![InterfaceAddress::new(ip.into(), 64)],
+            ..interface(name)
+        }
+    }
+
+    #[test]
+    fn each_group_stands_in_for_the_one_before() {
+        let announced = Interface {
+            addresses: vec![
+                InterfaceAddress::new([127, 0, 0, 1].into(), 8),
+                InterfaceAddress::new([10, 0, 0, 7].into(), 32),
+            ],
+            ..lo()
+        };
+        let mut found = vec![
+            interface("eth1"),
+            of_kind("eth0", "veth"),
+            announced,
+            of_kind("wg0", "wireguard"),
+            only_link_local("eth2"),
+            lo(),
+            of_kind("docker0", "bridge"),
+        ];
+        for expected in ["eth1", "eth0", "lo", "wg0", "eth2", "lo"] {
+            assert_eq!(select("", &found).unwrap(), [expected]);
+            found.remove(0);
+        }
+        let error = select("", &found).unwrap_err();
+        assert!(error.to_string().contains("docker0 is virtual"), "{error}");
+    }
+
+    #[test]
+    fn an_interface_is_usable_where_it_is_the_best() {
+        let pod = [lo(), of_kind("eth0", "veth")];
+        assert_eq!(pod[1].usable_among(&pod), Ok(()));
+        // Beside a card it is not, and loopback never is.
+        let host = [lo(), of_kind("veth0", "veth"), interface("eth0")];
+        assert!(host[1].usable_among(&host).is_err());
+        assert!(host[0].usable_among(&[lo()]).is_err());
     }
 
     #[test]

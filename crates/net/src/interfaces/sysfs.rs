@@ -1,4 +1,4 @@
-//! What sysfs knows about the hardware behind a link.
+//! Reads from sysfs the hardware behind a link.
 
 use std::fs;
 use std::path::Path;
@@ -9,30 +9,33 @@ use crate::topology::{Location, read};
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Hardware {
     pub(super) has_device: bool,
+    /// Whether a device is among the lower links, as for a bond or a bridge.
+    pub(super) has_device_below: bool,
     pub(super) speed_mbps: Option<u32>,
     pub(super) numa_node: Option<u32>,
     pub(super) pci_address: Option<String>,
     pub(super) driver: Option<String>,
-    /// Where the device sits, or the devices below it; empty for a link on its own.
+    /// The location of the device, or of the devices below; empty for a link without any.
     pub(super) locations: Vec<Location>,
 }
 
 /// Reads what `root` says about the interface called `name`.
 ///
-/// A sysfs mount shows the network namespace it was mounted in, which need not be ours: where the
-/// index differs, the name stands for somebody else's interface and nothing of it is used.
+/// A sysfs mount shows the network namespace it was mounted in, which may be another one: if the
+/// index differs, the name belongs to another interface and nothing of it is used.
 pub(super) fn hardware(root: &Path, name: &str, index: u32) -> Hardware {
     let link = root.join("class/net").join(name);
     if read::<u32>(&link.join("ifindex")) != Some(index) {
         return Hardware::default();
     }
-    // The kernel says -1, or its unsigned twin, when it does not know.
+    // The kernel reports -1, or its unsigned form, for an unknown speed.
     let speed_mbps = read::<i64>(&link.join("speed"))
         .and_then(|speed| u32::try_from(speed).ok())
         .filter(|&speed| speed > 0 && speed != u32::MAX);
     let locations = Location::of_link(root, name);
     let Ok(device) = fs::canonicalize(link.join("device")) else {
         return Hardware {
+            has_device_below: has_device_below(&link, MAX_LEVELS),
             speed_mbps,
             numa_node: shared_node(&locations),
             locations,
@@ -42,6 +45,7 @@ pub(super) fn hardware(root: &Path, name: &str, index: u32) -> Hardware {
     let location = locations.first();
     Hardware {
         has_device: true,
+        has_device_below: false,
         speed_mbps,
         numa_node: shared_node(&locations),
         pci_address: location.and_then(|l| l.pci_address()).map(str::to_owned),
@@ -52,7 +56,24 @@ pub(super) fn hardware(root: &Path, name: &str, index: u32) -> Hardware {
     }
 }
 
-/// The NUMA node of all these devices, if they are on one.
+/// Number of levels searched below a link: a VLAN on a bridge on a bond on a device.
+const MAX_LEVELS: usize = 4;
+
+/// Returns whether a link has a device below it, at most `levels` down.
+fn has_device_below(link: &Path, levels: usize) -> bool {
+    let Ok(entries) = fs::read_dir(link) else {
+        return false;
+    };
+    let is_lower =
+        |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b"lower_");
+    let mut lower = entries.flatten().filter(is_lower);
+    lower.any(|entry| {
+        let path = entry.path();
+        path.join("device").exists() || (levels > 1 && has_device_below(&path, levels - 1))
+    })
+}
+
+/// Returns the NUMA node of all these devices, if they are on one.
 fn shared_node(locations: &[Location]) -> Option<u32> {
     let node = locations.first()?.numa_node?;
     let is_there = |location: &Location| location.numa_node == Some(node);
@@ -79,6 +100,7 @@ mod tests {
             hardware(tree.root(), "eth1", 3),
             Hardware {
                 has_device: true,
+                has_device_below: false,
                 speed_mbps: Some(200_000),
                 numa_node: Some(1),
                 pci_address: Some("0000:06:00.0".into()),
@@ -132,6 +154,22 @@ mod tests {
             ..Hardware::default()
         };
         assert_eq!(hardware(tree.root(), "veth0", 9), expected);
+    }
+
+    #[test]
+    fn a_bridge_over_a_card_is_told_from_one_for_containers() {
+        let tree = Tree::new()
+            .file("class/net/eth0/ifindex", "2")
+            .link("class/net/eth0/device", "devices/pci0000:00/0000:00:03.0")
+            .file("class/net/bond0/ifindex", "3")
+            .link("class/net/bond0/lower_eth0", "class/net/eth0")
+            .file("class/net/br0/ifindex", "4")
+            .link("class/net/br0/lower_bond0", "class/net/bond0")
+            .file("class/net/veth0/ifindex", "5")
+            .file("class/net/docker0/ifindex", "6")
+            .link("class/net/docker0/lower_veth0", "class/net/veth0");
+        assert!(hardware(tree.root(), "br0", 4).has_device_below);
+        assert!(!hardware(tree.root(), "docker0", 6).has_device_below);
     }
 
     #[test]

@@ -13,21 +13,22 @@ use super::wire::Wire;
 use crate::fork::Private;
 use crate::stream::retry_interrupted;
 
-/// What the name of every door begins with.
+/// Prefix of the name of every door.
 const PREFIX: &str = "tcpx-";
 
-/// Random bytes in a name.
+/// Number of random bytes in a name.
 const RANDOM_BYTES: usize = 16;
 
-/// Connections that wait for [`Door::accept`]. Whoever finds no room is told so at once and tries
-/// again.
+/// Length of the queue of connections that wait for [`Door::accept`]. A process that finds the
+/// queue full gets an error at once and retries.
 const BACKLOG: i32 = 16;
 
 /// A listening Unix socket with a random name, to which processes on this host connect.
 ///
-/// The name is abstract: it leaves no file, and ends with the door. It can be reached from the same
-/// network namespace alone. Nobody guesses it, but it is no secret: `/proc/net/unix` lists it. Who
-/// has connected is told by [`Wire::credentials`] and proved by [`super::Nonce`].
+/// The name is abstract: it leaves no file, and ends with the door. It is reachable from the same
+/// network namespace only. It cannot be guessed, but is no secret: `/proc/net/unix` lists it.
+/// [`Wire::credentials`] identify the process that connects, and [`super::Nonce`] proves its
+/// identity.
 #[derive(Debug)]
 pub struct Door {
     socket: Private<OwnedFd>,
@@ -50,7 +51,8 @@ impl Door {
         Self::open_as(name)
     }
 
-    /// Opens a door with this name, which must be hard to guess: whoever opens it first has it.
+    /// Opens a door with this name, which must be hard to guess: the first process to open it owns
+    /// it.
     ///
     /// # Errors
     /// The name is taken or too long, or the process is out of descriptors.
@@ -95,8 +97,8 @@ pub(super) fn new_socket() -> Result<Private<OwnedFd>, Errno> {
 
 /// Returns the address of the door with that name.
 ///
-/// The name may come from a peer, which must not lead this process to sockets of others: only what
-/// [`Door::open`] could have made is a name.
+/// The name may come from a peer, which must not direct this process to sockets of others: only
+/// names that [`Door::open`] could have made are accepted.
 pub(super) fn address(name: &str) -> io::Result<SocketAddrUnix> {
     let random = name.strip_prefix(PREFIX);
     let is_name = random.is_some_and(|random| {

@@ -1,8 +1,8 @@
-//! Why the memory of another process could not be reached.
+//! Errors of reaching the memory of another process.
 
 use std::io;
 
-/// Which of two processes.
+/// One of the two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The process that is running.
@@ -11,7 +11,7 @@ pub enum Side {
     There,
 }
 
-/// The memory of a neighbour could not be reached.
+/// Reports why the memory of a neighbour could not be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The process has ended, executes another program, or one side has closed the wire.
@@ -26,9 +26,9 @@ pub enum Error {
         match side { Side::Here => "this process", Side::There => "the other process" }
     )]
     Fault {
-        /// Whose memory it is.
+        /// The process whose memory it is.
         side: Side,
-        /// Bytes that were moved before.
+        /// Number of bytes moved before the fault.
         at: usize,
     },
     /// The kernel refuses for another reason.
@@ -36,19 +36,19 @@ pub enum Error {
     System(#[from] io::Error),
 }
 
-/// What a process lacks that may not reach the memory of another.
+/// The permission that a process lacks to reach the memory of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Not even this process's own memory is reached: the system call does not exist or is filtered.
+    /// This process cannot reach even its own memory: the system call is missing or filtered.
     #[error(
         "process_vm_readv is not available here. Containers forbid it by seccomp unless they have \
          CAP_SYS_PTRACE or a newer profile"
     )]
     Filtered,
-    /// The other process has no number in this PID namespace.
+    /// The other process has no process id in this PID namespace.
     #[error("it is in another PID namespace. Let both containers share one")]
     OtherNamespace,
-    /// The other process is of another user or group.
+    /// The other process runs as another user or group.
     #[error(
         "it runs as user {uid}, group {gid}. Run both as the same user, or this one with \
          CAP_SYS_PTRACE"
@@ -66,7 +66,7 @@ pub enum Refusal {
             1 => "Set it to 0, give this process CAP_SYS_PTRACE, or let the other one call \
                   prctl(PR_SET_PTRACER)",
             2 => "Set it to 0, or give this process CAP_SYS_PTRACE",
-            _ => "No process is allowed to, until the machine starts anew with a lower value",
+            _ => "No process may, until the machine is rebooted with a lower value",
         }
     )]
     Yama {

@@ -1,10 +1,12 @@
-//! Gates to memory, which its owner closes.
+//! Gates: the owner of memory closes one to stop access to the memory.
+
+mod gate;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic;
 
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
@@ -12,29 +14,21 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use self::gate::Gate;
 use crate::fork::{Private, Process};
 
-/// What is sealed: memory that could still shrink would end its users with SIGBUS.
+/// Seals of the shared memory. Memory that could still shrink would end its users with SIGBUS.
 const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
 
-/// One gate, alone on its cache line: its users do not slow down those of others.
-#[repr(C, align(64))]
-struct Gate {
-    /// Passes that are out. Written by the user alone.
-    users: AtomicU32,
-    /// Not 0 once the gate is closed. Written by the owner alone.
-    closed: AtomicU32,
-}
-
-/// Gates in memory that two processes share, by which the owner of memory stops the other's access.
+/// Gates in memory that two processes share, by which the owner of memory stops access by the user.
 ///
 /// The owner [creates](Gates::create) them and passes the [descriptor](Gates::descriptor) to the
 /// user, which [opens](Gates::open) them. Owner and user agree on which gate stands before which
 /// memory. The user [enters](Gates::enter) before each access and leaves after it. The owner
 /// [closes](Gates::close) a gate and waits until it has no [users](Gates::users), or until the
-/// user's process has ended: then nobody accesses the memory, and nobody will.
+/// user's process has ended: from then on nobody accesses the memory.
 ///
 /// # Why nobody is inside
 ///
@@ -46,18 +40,19 @@ struct Gate {
 ///   U3  users -= 1
 /// ```
 ///
-/// All four steps are sequentially consistent, so they have one order that both see. If U1 comes
-/// before O2, the owner finds the user counted, until U3. Otherwise O1 comes before U2 as well, and
-/// the user finds the gate closed. What the owner reads as 0 was written by U3 (release), after
-/// the access.
+/// All four steps are sequentially consistent, so both processes see them in one order. If U1 comes
+/// before O2, the owner sees the user counted, until U3. Otherwise O1 comes before U2 as well, and
+/// the user sees the gate closed. A 0 that the owner reads was written by U3 (release), after the
+/// access.
 ///
 /// # What the other side can do
 ///
-/// It can write anything to the gates. A count is only ever believed in the sense of "wait longer",
-/// by an owner who frees memory that the other could reach anyway; the two words are apart, so that
-/// no count closes or opens a gate; and the memory is sealed, so that it stays as long as it is.
+/// The other process can write anything to the gates. A wrong count can only make the owner wait
+/// longer before it frees memory that the other could reach anyway; count and state are separate
+/// words, so that no count closes or opens a gate; and the memory is sealed, so that its size never
+/// changes.
 ///
-/// A forked child enters nothing and leaves nothing: passes belong to the process that took them.
+/// A forked child neither enters nor leaves: passes belong to the process that took them.
 #[derive(Debug)]
 pub struct Gates {
     gates: NonNull<Gate>,
@@ -66,7 +61,7 @@ pub struct Gates {
     process: Process,
 }
 
-// SAFETY: the memory stays mapped until the value is dropped, and is accessed by atomics alone.
+// SAFETY: the memory stays mapped until the value is dropped, and all access to it is atomic.
 unsafe impl Send for Gates {}
 // SAFETY: as above.
 unsafe impl Sync for Gates {}
@@ -81,7 +76,7 @@ impl Gates {
         let memory = Private::new(|| {
             let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
             let name = c"tcpx-gates";
-            // Since Linux 6.3, where an administrator may demand it.
+            // Since Linux 6.3, where an administrator may require the flag.
             match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
                 Err(Errno::INVAL) => memfd_create(name, flags),
                 made => made,
@@ -95,14 +90,14 @@ impl Gates {
     /// Opens `count` gates that another process has made: the user's end.
     ///
     /// # Errors
-    /// `InvalidData`: the descriptor is no memory, or of another size, or its size is not sealed.
+    /// `InvalidData`: the descriptor is no memory, has another size, or its size is not sealed.
     /// Else as [`Gates::create`].
     pub fn open(memory: OwnedFd, count: usize) -> io::Result<Self> {
         let bytes = bytes_of(count)?;
-        // Also refused by whatever is no memory at all.
+        // Fails also for a descriptor that is no memory.
         let is_sealed = fcntl_get_seals(&memory).is_ok_and(|seals| seals.contains(SEALS));
         if !is_sealed || u64::try_from(fstat(&memory)?.st_size) != Ok(bytes as u64) {
-            let text = "not the sealed memory of so many gates";
+            let text = "not the sealed memory of the expected number of gates";
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         Self::map(Private::new(|| Ok::<_, io::Error>(memory))?, count)
@@ -111,7 +106,7 @@ impl Gates {
     fn map(memory: Private<OwnedFd>, count: usize) -> io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let bytes = bytes_of(count)?;
-        // SAFETY: a new mapping, which overlaps nothing.
+        // SAFETY: the kernel chooses the address, so the mapping overlaps nothing.
         let gates = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -142,11 +137,11 @@ impl Gates {
         self.count
     }
 
-    /// Enters a gate, as its user, until the pass is dropped. `None`: it is closed, or there is no
-    /// such gate.
+    /// Enters a gate, as its user, until the pass is dropped. Returns `None` if the gate is closed
+    /// or does not exist.
     #[must_use]
     pub fn enter(&self, index: usize) -> Option<Pass<'_>> {
-        // Not made where it is not given: dropping it would count.
+        // Built lazily: dropping a pass that was not counted in would count it out.
         self.count_in(index).then(|| Pass { gates: self, index })
     }
 
@@ -159,29 +154,30 @@ impl Gates {
         })
     }
 
-    /// Closes a gate, as its owner. Nobody enters any more; whoever is inside is counted by
-    /// [`Gates::users`].
+    /// Closes a gate, as its owner. Nobody enters any more; [`Gates::users`] counts the passes
+    /// still in use.
     ///
     /// # Panics
     /// There is no such gate.
     pub fn close(&self, index: usize) {
-        self.all()[index].closed.store(1, Ordering::SeqCst);
+        self.all()[index].close();
     }
 
-    /// Returns how many passes of a gate are out. Once it has been 0 on a closed gate, nobody
+    /// Returns the number of passes of a gate in use. Once it has been 0 on a closed gate, nobody
     /// accesses the memory behind it.
     ///
-    /// A process that ends inside stays counted: ask [`super::Neighbour::is_gone`] as well.
+    /// A process that ends inside stays counted: check [`super::Neighbour::is_gone`] as well.
     ///
     /// # Panics
     /// There is no such gate.
     #[must_use]
     pub fn users(&self, index: usize) -> u32 {
-        self.all()[index].users.load(Ordering::SeqCst)
+        self.all()[index].users()
     }
 
-    /// Opens a closed gate anew, as its owner, and returns `true`. Only once the user has said that
-    /// it has forgotten what was behind the gate: it could not tell that from what comes next.
+    /// Reopens a closed gate, as its owner, and returns `true`. Call this only after the user has
+    /// confirmed that it has forgotten the memory behind the gate: it could not distinguish that
+    /// memory from the next.
     ///
     /// Returns `false`, and leaves the gate closed, while it has users.
     ///
@@ -189,32 +185,23 @@ impl Gates {
     /// There is no such gate.
     #[must_use]
     pub fn reopen(&self, index: usize) -> bool {
-        let is_empty = self.users(index) == 0;
-        if is_empty {
-            self.all()[index].closed.store(0, Ordering::SeqCst);
-        }
-        is_empty
+        self.all()[index].reopen()
     }
 
     fn count_in(&self, index: usize) -> bool {
         let Some(gate) = self.all().get(index) else {
             return false;
         };
-        // First, so that a user who tries again and again does not keep the owner waiting.
-        if gate.closed.load(Ordering::SeqCst) != 0 || !self.process.is_current() {
+        // Checked first, so that a user who retries in a loop does not keep the owner waiting.
+        if gate.is_closed() || !self.process.is_current() {
             return false;
         }
-        gate.users.fetch_add(1, Ordering::SeqCst);
-        if gate.closed.load(Ordering::SeqCst) != 0 {
-            gate.users.fetch_sub(1, Ordering::SeqCst);
-            return false;
-        }
-        true
+        gate.enter()
     }
 
     fn count_out(&self, index: usize) {
         if self.process.is_current() {
-            self.all()[index].users.fetch_sub(1, Ordering::SeqCst);
+            self.all()[index].leave();
         }
     }
 
@@ -233,7 +220,7 @@ impl Drop for Gates {
     }
 }
 
-/// Leave to access what is behind a gate, until it is dropped.
+/// Permission to access the memory behind a gate, until it is dropped.
 #[derive(Debug)]
 #[must_use]
 pub struct Pass<'a> {
@@ -247,7 +234,7 @@ impl Drop for Pass<'_> {
     }
 }
 
-/// Leave to access what is behind a gate, until it is dropped; it keeps the gates alive.
+/// Permission to access the memory behind a gate, until it is dropped; keeps the gates alive.
 #[derive(Debug)]
 #[must_use]
 pub struct OwnedPass {
@@ -261,11 +248,11 @@ impl Drop for OwnedPass {
     }
 }
 
-/// Returns how large the memory of `count` gates is.
+/// Returns the size of the memory of `count` gates.
 fn bytes_of(count: usize) -> io::Result<usize> {
     let bytes = count.checked_mul(size_of::<Gate>());
     // Offsets in files are signed.
     bytes
         .filter(|bytes| (1..=isize::MAX as usize).contains(bytes))
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "so many gates cannot be"))
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "invalid number of gates"))
 }

@@ -15,8 +15,8 @@ use super::wire::{Credentials, Wire};
 use crate::fork::Private;
 use crate::span::{Cursor, Span};
 
-/// Pieces of either side per system call: 1 MiB of 4 KiB blocks, while the arrays (4 KiB each) stay
-/// on the stack. The kernel allows 1024.
+/// Number of pieces of either side per system call: 1 MiB of 4 KiB blocks, while the arrays (4 KiB
+/// each) stay on the stack. The kernel allows 1024.
 const MAX_PIECES: usize = 256;
 
 /// A range of a neighbour's memory. Any value is harmless: the kernel checks it.
@@ -28,24 +28,25 @@ pub struct Remote {
     pub len: usize,
 }
 
-/// The process at the other end of a wire: reads and writes its memory, and tells when it has ended.
+/// The process at the other end of a wire: reads and writes its memory, and reports when it has
+/// ended.
 ///
-/// [`Neighbour::of`] takes hold of the process by a descriptor (pidfd) that never stands for another
-/// one. The calls that move memory name it by number, which the kernel gives to a new process some
-/// time after the old one has ended. Therefore
+/// [`Neighbour::of`] holds the process by a descriptor (pidfd) that never refers to another one.
+/// The calls that move memory identify it by process id, which the kernel may reuse after the
+/// process has ended. Therefore
 ///
-/// - a read looks *after* the last byte whether the process is still there: what it returns with
-///   success came from that process;
-/// - a write looks before every system call. The window that remains is the time between the two
-///   calls: a process would have to end, to be reaped, and its number to be given out anew in it,
-///   where the kernel gives out all other numbers first.
+/// - a read checks *after* the last byte whether the process still exists: the bytes that it
+///   returns with success came from that process;
+/// - a write checks before every system call. The window that remains is the time between the two
+///   calls: the process would have to end, be reaped, and its id be reused within that time, while
+///   the kernel reuses all other ids first.
 ///
-/// A process that executes another program keeps its number and its pidfd, with other memory behind
-/// the same addresses. Its end of the wire is closed by that, so both looks include the wire: move
-/// memory only while the [`Wire`] is open.
+/// A process that executes another program keeps its id and its pidfd, with other memory behind the
+/// same addresses. `exec` closes its end of the wire, so both checks include the wire: move memory
+/// only while the [`Wire`] is open.
 ///
-/// The descriptor ([`AsFd`]) is readable once the process has ended. All its threads have then
-/// left the kernel: no access of it to any memory is under way.
+/// The descriptor ([`AsFd`]) is readable once the process has ended. All its threads have then left
+/// the kernel: none of its memory accesses is in progress.
 #[derive(Debug)]
 pub struct Neighbour {
     pid: Pid,
@@ -55,8 +56,8 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    /// Takes hold of the process at the other end of `wire`: the one that has connected it, or has
-    /// opened the door.
+    /// Opens the process at the other end of `wire`: the one that connected, or that opened the
+    /// door.
     ///
     /// # Errors
     /// [`Error::Gone`], [`Refusal::OtherNamespace`], or the kernel has no descriptors of processes
@@ -71,31 +72,31 @@ impl Neighbour {
             process,
             wire: wire.socket(),
         };
-        // A number that was opened while the wire was open is that of the process at its end.
+        // An id opened while the wire was open belongs to the process at its other end.
         neighbour.check()?;
         Ok(neighbour)
     }
 
-    /// Returns the number of the process.
+    /// Returns the process id.
     #[must_use]
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Returns who the process was when it connected, or opened the door.
+    /// Returns the credentials of the process at the time it connected, or opened the door.
     #[must_use]
     pub fn credentials(&self) -> Credentials {
         self.credentials
     }
 
-    /// Returns whether the process has ended. It accesses no memory any more then.
+    /// Returns whether the process has ended. From then on it accesses no memory.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         has_event(&mut [PollFd::new(&*self.process, PollFlags::IN)])
     }
 
-    /// Copies memory of the neighbour, range after range, to where the cursor stands in a list of
-    /// spans, until either list ends. Returns how many bytes that were.
+    /// Copies memory of the neighbour, range after range, to the cursor's position in a list of
+    /// spans, until either list ends. Returns the number of bytes copied.
     ///
     /// # Errors
     /// Any [`Error`]; some bytes may have been copied.
@@ -105,8 +106,8 @@ impl Neighbour {
         Ok(moved)
     }
 
-    /// Copies from where the cursor stands in a list of spans to memory of the neighbour, range
-    /// after range, until either list ends. Returns how many bytes that were.
+    /// Copies from the cursor's position in a list of spans to memory of the neighbour, range after
+    /// range, until either list ends. Returns the number of bytes copied.
     ///
     /// # Errors
     /// Any [`Error`]; some bytes may have been copied.
@@ -114,21 +115,21 @@ impl Neighbour {
         self.transfer(Way::Write, to, from)
     }
 
-    /// Reads the [`super::Nonce`] at an address of the neighbour. This is also how to find out
-    /// whether its memory can be reached at all.
+    /// Reads the [`super::Nonce`] at an address of the neighbour. This also shows whether its
+    /// memory can be reached at all.
     ///
     /// # Errors
-    /// Any [`Error`]; [`Error::Refused`] says what is missing.
+    /// Any [`Error`]; [`Error::Refused`] names the missing permission.
     pub fn read_nonce(&self, address: u64) -> Result<[u8; NONCE_BYTES], Error> {
         let mut bytes = [0; NONCE_BYTES];
         let len = bytes.len();
-        // SAFETY: the array is ours alone, and outlives the span.
+        // SAFETY: only this call uses the array, which outlives the span.
         let to = unsafe { Span::new(bytes.as_mut_ptr(), len) };
         self.read(&[Remote { address, len }], (&[to], Cursor::default()))?;
         Ok(bytes)
     }
 
-    /// Refuses to go on with a process that has ended, or whose wire is closed.
+    /// Fails if the process has ended, or its wire is closed.
     fn check(&self) -> Result<(), Error> {
         let mut either = [
             PollFd::new(&*self.process, PollFlags::IN),
@@ -179,7 +180,7 @@ impl Neighbour {
         }
     }
 
-    /// Finds out whose memory has stopped a transfer, which stands at the first byte of both.
+    /// Finds out whose memory stopped a transfer, given the first bytes not moved on either side.
     fn faulty_side(
         &self,
         way: Way,
@@ -188,7 +189,7 @@ impl Neighbour {
     ) -> Side {
         let mut byte = 0_u8;
         let is_there = match way {
-            // Into memory that is certainly there.
+            // The target is mapped, so that only the source can fault.
             Way::Read => {
                 let one = |iov_base| libc::iovec {
                     iov_base,
@@ -197,7 +198,7 @@ impl Neighbour {
                 let (to, from) = (one((&raw mut byte).cast()), one(there.iov_base));
                 way.call(self.pid, &[to], &[from]).is_err()
             }
-            // Nothing is written to find out. The kernel looks at all addresses of a list first.
+            // Probes without writing: the kernel checks all addresses of a list first.
             Way::Write => !here.any(|span| {
                 let first = span.slice(0, 1);
                 first.is_some_and(|first| first.copy_to(std::slice::from_mut(&mut byte)).is_err())
@@ -206,7 +207,7 @@ impl Neighbour {
         if is_there { Side::There } else { Side::Here }
     }
 
-    /// Finds out why the kernel does not let this process reach the other.
+    /// Finds out why the kernel does not let this process access the other.
     fn refusal(&self) -> Refusal {
         let mut bytes = [0_u8; 2];
         let [from, to] = bytes.each_mut().map(|byte| libc::iovec {
@@ -237,14 +238,14 @@ impl AsFd for Neighbour {
 /// Opens a descriptor of the process at the other end of a wire.
 fn open_process(wire: &Wire, pid: Pid) -> Result<OwnedFd, Error> {
     let mut number: libc::c_int = -1;
-    // Since Linux 6.5: the very process that the credentials name.
+    // Since Linux 6.5: a descriptor of the very process that the credentials name.
     match wire.option(libc::SO_PEERPIDFD, &mut number) {
         // SAFETY: the kernel has made the descriptor for this call; it is closed on `exec`.
         Ok(()) if number >= 0 => return Ok(unsafe { OwnedFd::from_raw_fd(number) }),
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Err(Error::Gone),
         _ => {}
     }
-    // The caller makes sure that the number was not given out anew.
+    // The caller checks that the process id was not reused.
     pidfd_open(pid, PidfdFlags::empty()).map_err(|error| match error {
         Errno::SRCH => Error::Gone,
         error => Error::System(error.into()),
@@ -256,24 +257,24 @@ fn has_event(fds: &mut [PollFd<'_>]) -> bool {
     loop {
         match poll(fds, Some(&Timespec::default())) {
             Err(Errno::INTR) => {}
-            // What cannot be asked is not relied on.
+            // A failed poll counts as an event.
             result => return result != Ok(0),
         }
     }
 }
 
-/// In which direction bytes go.
+/// The direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// From there to here.
+    /// From the neighbour to this process.
     Read,
-    /// From here to there.
+    /// From this process to the neighbour.
     Write,
 }
 
 impl Way {
     /// Moves bytes between this process and another, as many as the shorter list has, and returns
-    /// how many: less where memory is missing on the way.
+    /// their number: less if memory on the way is not mapped.
     fn call(self, pid: Pid, here: &[libc::iovec], there: &[libc::iovec]) -> Result<usize, Errno> {
         let (pid, call) = (
             pid.as_raw_nonzero().get(),
@@ -283,7 +284,7 @@ impl Way {
             },
         );
         let (here_count, there_count) = (here.len() as libc::c_ulong, there.len() as libc::c_ulong);
-        // SAFETY: the kernel checks all ranges. Those here come from spans, which may be read and
+        // SAFETY: the kernel checks all ranges. Local ranges come from spans, which may be read and
         // overwritten by the contract of `Span::new`, or from locals of the caller.
         let moved = unsafe {
             call(
@@ -302,7 +303,7 @@ impl Way {
     }
 }
 
-/// Ranges of one side for one system call. Not initialised: clearing them would cost more than a
+/// Ranges of one side for one system call. Left uninitialised: clearing them would cost more than a
 /// small transfer.
 struct Pieces([MaybeUninit<libc::iovec>; MAX_PIECES]);
 
@@ -311,7 +312,7 @@ impl Pieces {
         Self([const { MaybeUninit::uninit() }; MAX_PIECES])
     }
 
-    /// Takes as many ranges, by address and length, as there is room for; leaves out empty ones.
+    /// Writes as many ranges, by address and length, as fit; skips empty ones.
     fn fill(&mut self, ranges: impl Iterator<Item = (usize, usize)>) -> &[libc::iovec] {
         let mut count = 0;
         let ranges = ranges.filter(|(_, len)| *len > 0);
@@ -322,12 +323,12 @@ impl Pieces {
             });
             count += 1;
         }
-        // SAFETY: the first `count` are written.
+        // SAFETY: the first `count` elements are written.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), count) }
     }
 }
 
-/// What is left of a list of remote ranges.
+/// The rest of a list of remote ranges.
 struct Ahead<'a> {
     ranges: &'a [Remote],
     // Less than the length of the first range, or 0.
@@ -339,7 +340,7 @@ impl Ahead<'_> {
         let mut skip = self.offset;
         self.ranges.iter().map(move |range| {
             let skip = std::mem::take(&mut skip);
-            // An address that no pointer has is one that nothing is mapped at.
+            // Nothing is mapped at an address beyond the range of pointers.
             let address = usize::try_from(range.address).unwrap_or(usize::MAX);
             (address.wrapping_add(skip), range.len - skip)
         })

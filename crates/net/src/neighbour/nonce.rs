@@ -1,23 +1,23 @@
-//! Random bytes by which a process shows that its memory is the one that is reached.
+//! Random bytes by which a process proves that its memory is the one being read.
 
 use std::io;
 
-/// Bytes of a [`Nonce`].
+/// Length of a [`Nonce`] in bytes.
 pub const NONCE_BYTES: usize = 32;
 
 /// Random bytes at an address that stays the same while the value lives.
 ///
-/// A process tells the other one the address and compares what comes back: only who can read its
-/// memory knows the bytes. The other process learns that the memory that it reads by
-/// [`super::Neighbour::read_nonce`] is that of the process that it talks to, once the bytes are
-/// confirmed over an authenticated connection.
+/// A process tells the other one the address and compares the bytes that come back: only a process
+/// that can read its memory knows them. Once they are confirmed over an authenticated connection,
+/// the other process knows that [`super::Neighbour::read_nonce`] reads the memory of the process
+/// that it talks to.
 #[derive(Debug)]
 pub struct Nonce {
     bytes: Box<[u8; NONCE_BYTES]>,
 }
 
 impl Nonce {
-    /// Makes new random bytes.
+    /// Creates new random bytes.
     ///
     /// # Errors
     /// The system has no source of randomness.
@@ -27,7 +27,7 @@ impl Nonce {
         Ok(Self { bytes })
     }
 
-    /// Returns where the bytes are in the memory of this process.
+    /// Returns the address of the bytes in this process.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.bytes.as_ptr().expose_provenance() as u64

@@ -1,10 +1,11 @@
-//! Two real processes: each test forks the other one.
+//! Tests with two real processes: each test forks the other one.
 
 mod gates;
 mod memory;
 mod refusal;
 mod wire;
 
+use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixDatagram;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,12 +23,12 @@ struct Child {
 impl Child {
     /// Runs `body`, whose result is the child's exit status: 0 for `true`.
     fn fork(body: impl FnOnce() -> bool) -> Self {
-        // SAFETY: the child calls `body`, which allocates at most, and ends without unwinding.
+        // SAFETY: the child runs `body`, which at most allocates, and exits without unwinding.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "cannot fork");
         if pid == 0 {
             let fine = catch_unwind(AssertUnwindSafe(body)).unwrap_or(false);
-            // SAFETY: ends this process, at once.
+            // SAFETY: `_exit` ends the process at once.
             unsafe { libc::_exit(i32::from(!fine)) };
         }
         Self {
@@ -37,14 +38,14 @@ impl Child {
     }
 
     fn kill(&self) {
-        // SAFETY: a child of ours, which is not reaped yet.
+        // SAFETY: the process is a child of this one and not reaped yet.
         assert_eq!(unsafe { libc::kill(self.pid, libc::SIGKILL) }, 0);
     }
 
-    /// Waits until the child has ended; says whether `body` returned true.
+    /// Waits until the child has ended; returns whether `body` returned true.
     fn wait(&mut self) -> bool {
         let mut status = 0;
-        // SAFETY: waits for a child of ours, and writes its status.
+        // SAFETY: waits for a child of this process, and writes its status.
         let reaped = unsafe { libc::waitpid(self.pid, &raw mut status, 0) };
         assert_eq!(reaped, self.pid);
         self.is_reaped = true;
@@ -68,7 +69,7 @@ fn alone(body: impl FnOnce()) {
         body();
         true
     });
-    assert!(child.wait(), "see above for what has failed");
+    assert!(child.wait(), "the child failed, see its output above");
 }
 
 /// Forks a process that connects to this one; returns it with this end of the wire.
@@ -122,15 +123,20 @@ fn pair() -> (Wire, Wire) {
 }
 
 fn is_open(number: RawFd) -> bool {
-    // SAFETY: asks for flags, changes nothing.
+    // SAFETY: reads flags, changes nothing.
     unsafe { libc::fcntl(number, libc::F_GETFD) >= 0 }
 }
 
-/// Says whether this is the administrator, whom some tests need; reports those that are left out.
+/// Reports a skipped test on stderr, past the harness, which hides the output of passed tests.
+fn skipped(test: &str, why: &str) {
+    let _ = writeln!(std::io::stderr(), "SKIPPED: neighbour::{test}: {why}");
+}
+
+/// Returns whether this process runs as root; reports the test as skipped if not.
 fn is_root(test: &str) -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
-        eprintln!("skipped, needs root: {test}");
+        skipped(test, "only root can do it");
     }
     is_root
 }
@@ -154,7 +160,7 @@ fn forked_children_keep_nothing_and_end_nothing() {
     let mut near = Some(near);
     let mut child = Child::fork(|| {
         let none = !numbers.iter().any(|number| is_open(*number));
-        // SAFETY: the number is free, and the child uses it for something of its own.
+        // SAFETY: the number is free, and the child uses it for a descriptor of its own.
         let reused = unsafe { libc::dup2(mine.as_raw_fd(), number) } == number;
         drop(near.take());
         none && reused && theirs.send(b"x").is_ok() && mine.send(b"x").is_ok()

@@ -16,42 +16,42 @@ use super::door;
 use crate::fork::Private;
 use crate::stream::retry_interrupted;
 
-/// Most bytes in a message: well below the send buffer that a Unix socket has by default.
+/// Maximum bytes of a message: well below the default send buffer of a Unix socket.
 pub const MAX_MESSAGE: usize = 64 << 10;
 
-/// Most descriptors in a message. The kernel allows 253.
+/// Maximum descriptors of a message. The kernel allows 253.
 pub const MAX_FDS: usize = 64;
 
 /// A connected Unix socket, which keeps the boundaries of messages and carries descriptors.
 ///
-/// Nothing waits: poll the wire ([`AsFd`]) to learn when there is a message or room for one.
-/// Dropping the wire ends it for both sides at once; messages that were sent before still arrive.
+/// Calls never block: poll the wire ([`AsFd`]) for a message or for room to send one. Dropping the
+/// wire ends it for both sides at once; messages sent before still arrive.
 #[derive(Debug)]
 pub struct Wire {
     socket: Arc<Private<OwnedFd>>,
 }
 
-/// What [`Wire::receive`] found.
+/// The result of [`Wire::receive`].
 #[derive(Debug)]
 pub enum Received {
-    /// There is no message now.
+    /// No message is there now.
     Nothing,
-    /// The other side has closed the wire or has ended, and there are no more messages. So is an
-    /// empty message taken, which no wire sends.
+    /// The other side has closed the wire or has ended, and no message is left. An empty message,
+    /// which no wire sends, counts as this too.
     Closed,
     /// A message.
     Message {
-        /// Its length, at the start of the buffer.
+        /// Its length; it lies at the start of the buffer.
         len: usize,
         /// Its descriptors, at most [`MAX_FDS`], closed on `exec`.
         fds: Vec<OwnedFd>,
     },
 }
 
-/// Who has connected to a door, or has opened it, as the kernel noted it at that moment.
+/// The process that connected to a door, or opened it, as the kernel recorded it at that moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// The process, or `None` where it is in a PID namespace that is not visible from here.
+    /// The process id, or `None` if the process is in a PID namespace not visible from here.
     pub pid: Option<Pid>,
     /// Its effective user.
     pub uid: u32,
@@ -79,8 +79,8 @@ impl Wire {
         Ok(Self::new(socket))
     }
 
-    /// Sends a message with descriptors, of which the other side gets copies. Returns `false` when
-    /// there is no room for it now: nothing was sent then.
+    /// Sends a message with descriptors, of which the other side gets copies. Returns `false`, and
+    /// sends nothing, if there is no room for it now.
     ///
     /// # Errors
     /// `InvalidInput`: the message is empty, or it or the list of descriptors is too long. Anything
@@ -99,7 +99,7 @@ impl Wire {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let slices = [IoSlice::new(bytes)];
         match retry_interrupted(|| sendmsg(&**self.socket, &slices, &mut ancillary, flags)) {
-            // A message goes whole or not at all.
+            // A message is sent whole or not at all.
             Ok(_) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
             Err(error) => Err(error),
@@ -121,8 +121,8 @@ impl Wire {
             match recvmsg(&**self.socket, &mut slices, &mut ancillary, flags) {
                 Ok(received) => break received,
                 Err(Errno::AGAIN) => return Ok(Received::Nothing),
-                // Reported once, ahead of messages that are still there: the other side has closed
-                // the wire without having read everything.
+                // Reported once, ahead of messages still queued: the other side has closed the wire
+                // without reading everything.
                 Err(Errno::INTR | Errno::CONNRESET) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -146,12 +146,12 @@ impl Wire {
         })
     }
 
-    /// Returns who is at the other end.
+    /// Returns the credentials of the process at the other end.
     ///
     /// # Errors
-    /// The socket is gone.
+    /// Fails if the socket is closed.
     pub fn credentials(&self) -> io::Result<Credentials> {
-        // Not by rustix, which takes the process for one that is always visible.
+        // Not by rustix, which assumes that the process is always visible.
         let mut found = libc::ucred {
             pid: 0,
             uid: 0,
@@ -200,7 +200,7 @@ impl AsFd for Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        // A `Neighbour` may keep the socket open. In a forked child the number is somebody else's.
+        // A `Neighbour` may keep the socket open. In a forked child the number may be reused.
         if self.socket.is_current() {
             // Fails only when the other side has already closed it.
             let _ = shutdown(&**self.socket, Shutdown::Both);

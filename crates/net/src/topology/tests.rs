@@ -1,4 +1,4 @@
-//! Machines that were made up: an A3, two sockets, virtual ones.
+//! Simulated machines: an A3, two sockets, virtual machines.
 
 use std::os::unix::fs::symlink;
 
@@ -65,7 +65,7 @@ impl Tree {
         )
     }
 
-    /// The names among `interfaces` that a GPU's bytes take, and how far the nearest is.
+    /// Returns the names among `interfaces` that a GPU's bytes take, and how far the nearest is.
     fn nearest(&self, gpu: &str, interfaces: &[&str]) -> (Distance, Vec<String>) {
         let gpu = Location::of_pci(self.root(), gpu);
         let locations = interfaces
@@ -78,12 +78,13 @@ impl Tree {
     }
 }
 
-/// Eight GPUs and four NICs on two sockets, two GPUs and a NIC below each of four PCI switches, and a
-/// NIC on its own at the first socket. GPU number n is `0000:{n}4:00.0`, NIC number n `0000:{n}6:00.0`.
+/// Eight GPUs and four NICs on two sockets, two GPUs and a NIC below each of four PCI switches, and
+/// a NIC on its own at the first socket. GPU number n is `0000:{n}4:00.0`, NIC number n
+/// `0000:{n}6:00.0`.
 pub(crate) fn a3() -> Tree {
     let mut tree = Tree::new().nic("eth0", "pci0000:00/0000:00:03.0", Some(0));
     for switch in 0..4 {
-        // A root of its own each, a root port, and both ports of the switch.
+        // Each has a root of its own, a root port, and both ports of the switch.
         let (root, node) = (switch + 1, switch / 2);
         let above = format!("pci0000:{root}0/0000:{root}0:01.0/0000:{root}1:00.0");
         let below = |port: i32, bus: i32, slot: i32| {
@@ -106,7 +107,7 @@ fn on_an_a3_each_gpu_takes_the_nic_below_its_switch() {
         let nic = format!("eth{}", gpu / 2 + 1);
         assert_eq!(nearest, (Distance::SameSwitch, vec![nic]));
     }
-    // Without it, all of the same node; without those, every one.
+    // Without that NIC, all of the same node; without those, every NIC.
     let gpu = "0000:04:00.0";
     assert_eq!(
         tree.nearest(gpu, &["eth0", "eth2", "eth3", "eth4"]),
@@ -155,7 +156,7 @@ fn on_two_sockets_a_gpu_takes_the_nic_of_its_own() {
     assert_eq!(nearest, (Distance::SameNode, vec!["eth1".into()]));
 }
 
-/// Different nodes count more than a PCI root that a hypervisor shows.
+/// Different NUMA nodes outweigh a shared PCI root, which a hypervisor may present.
 #[test]
 fn nodes_count_more_than_a_root_that_spans_them() {
     let tree = Tree::new()
@@ -182,7 +183,7 @@ fn where_nothing_is_known_all_are_equal() {
         .gpu("pci0000:02/0000:02:05.0", Some(-1));
     let nearest = tree.nearest("0000:02:05.0", &all);
     assert_eq!(nearest, (Distance::Unknown, used.clone()));
-    // One that knows its node, which is another one, is no reason to leave the others out.
+    // An interface that is known to be on another node does not exclude the others.
     let tree = tree
         .nic("eth2", "pci0000:03/0000:03:00.0", Some(1))
         .gpu("pci0000:04/0000:04:05.0", Some(0));
@@ -191,7 +192,7 @@ fn where_nothing_is_known_all_are_equal() {
     assert_eq!(nearest.1, ["eth0", "eth2"]);
 }
 
-/// As a small virtual machine shows it.
+/// The PCI tree of a small virtual machine.
 #[test]
 fn below_one_root_all_are_equal() {
     let tree = Tree::new()
@@ -212,7 +213,7 @@ fn a_bond_counts_as_the_devices_below_it() {
         .stack("bond1", "eth3")
         .stack("bond1", "eth1");
     let bonds = ["bond0", "bond1", "eth4"];
-    // Both of its NICs are on the GPU's node, one below its switch: as far as the farthest.
+    // Both NICs are on the GPU's node, one below its switch: the farther one counts.
     let gpu = "0000:04:00.0";
     assert_eq!(
         tree.nearest(gpu, &bonds),
@@ -221,14 +222,14 @@ fn a_bond_counts_as_the_devices_below_it() {
     assert_eq!(tree.nearest(gpu, &["eth3", "vlan7"]).1, ["vlan7"]);
     // One of them is on the other node.
     assert_eq!(tree.nearest(gpu, &["bond1"]).0, Distance::OtherNode);
-    // With a member of which nothing is known nothing is known.
+    // A member with an unknown location makes the whole bond unknown.
     let tree = tree
         .stack("bond0", "veth0")
         .file("class/net/veth0/ifindex", "7");
     assert_eq!(tree.nearest(gpu, &["bond0"]).0, Distance::Unknown);
 }
 
-/// A loop cannot be made by `ip link`, but by whoever mounts something over sysfs.
+/// `ip link` cannot make a loop, but something mounted over sysfs can.
 #[test]
 fn interfaces_on_top_of_each_other_are_followed_to_an_end() {
     let tree = Tree::new().stack("a", "b").stack("b", "a");

@@ -1,4 +1,4 @@
-//! What the tests of a connection share, and tests of its values one by one.
+//! Shared helpers for the tests of a connection, and tests of its parts one by one.
 //!
 //! | module | what it tests |
 //! |---|---|
@@ -16,7 +16,7 @@ use super::*;
 use crate::frame::Status;
 use crate::lane::ChunkId;
 
-/// A chunk: its name and how long it is.
+/// A chunk: its id and its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Piece {
     id: ChunkId,
@@ -56,7 +56,7 @@ fn stream(lane: u16, generation: u32) -> StreamId {
     StreamId { lane, generation }
 }
 
-/// An outbox whose next message has this number.
+/// Returns an outbox whose next message has this number.
 fn outbox_at(first: u32) -> Outbox {
     Outbox {
         first,
@@ -89,7 +89,7 @@ fn messages_are_kept_until_the_peer_has_them() {
     assert_eq!(outbox.bytes(), 16);
     outbox.handle_received(3).unwrap();
     assert_eq!((kept(&outbox), outbox.bytes()), (vec![3, 4], 8));
-    // Said again, and late: neither changes anything.
+    // Repeated and late reports change nothing.
     for again in [3, 2, 1] {
         outbox.handle_received(again).unwrap();
         assert_eq!(kept(&outbox), [3, 4]);
@@ -102,7 +102,7 @@ fn messages_are_kept_until_the_peer_has_them() {
 }
 
 #[test]
-fn the_peer_cannot_have_what_was_not_sent() {
+fn acknowledging_an_unsent_message_is_refused() {
     let not_sent = |sent, found| Err(Violation::MessageNotSent { sent, found });
     let mut outbox = Outbox::default();
     assert_eq!(outbox.handle_received(2), not_sent(0, 2));
@@ -111,7 +111,7 @@ fn the_peer_cannot_have_what_was_not_sent() {
     push(&mut outbox);
     assert_eq!(outbox.handle_received(4), not_sent(2, 4));
     assert_eq!(outbox.handle_received(0), not_sent(2, 0));
-    assert_eq!(kept(&outbox), [1, 2], "a bogus word forgets nothing");
+    assert_eq!(kept(&outbox), [1, 2], "a bogus report drops nothing");
     outbox.handle_received(3).unwrap();
     assert_eq!(outbox.handle_received(4), not_sent(2, 4));
     assert_eq!(
@@ -121,7 +121,7 @@ fn the_peer_cannot_have_what_was_not_sent() {
 }
 
 #[test]
-fn numbers_go_round_without_0() {
+fn message_numbers_wrap_around_and_skip_0() {
     let last = u32::MAX;
     let mut outbox = outbox_at(last - 1);
     let sent = [(); 4].map(|()| push(&mut outbox));
@@ -142,7 +142,7 @@ fn numbers_go_round_without_0() {
     outbox.handle_received(1).unwrap();
     assert_eq!(kept(&outbox), [1, 2]);
     outbox.handle_received(last).unwrap();
-    assert_eq!(kept(&outbox), [1, 2], "late, from before the turn");
+    assert_eq!(kept(&outbox), [1, 2], "late, from before the wrap");
     let not_sent = Violation::MessageNotSent { sent: 2, found: 4 };
     assert_eq!(outbox.handle_received(4), Err(not_sent));
     outbox.handle_received(3).unwrap();
@@ -175,14 +175,18 @@ fn the_peer_is_told_when_it_keeps_much_or_asks() {
     let mut inbox = Inbox::default();
     assert_eq!(inbox.poll_received(true), None, "nothing has come");
     inbox.handle_message(0, 1 << 20).unwrap();
-    assert_eq!(inbox.poll_received(true), None, "the peer does not keep it");
+    assert_eq!(
+        inbox.poll_received(true),
+        None,
+        "a message without a number is not kept"
+    );
     for number in 1..RECEIVED_MESSAGES {
         inbox.handle_message(number, 1).unwrap();
         assert_eq!(inbox.poll_received(false), None, "{number}");
     }
     inbox.handle_message(32, 1).unwrap();
     assert_eq!(inbox.poll_received(false), Some(33));
-    assert_eq!(inbox.poll_received(true), None, "it was told");
+    assert_eq!(inbox.poll_received(true), None, "already reported");
 
     inbox.handle_message(33, RECEIVED_BYTES - 1).unwrap();
     assert_eq!(inbox.poll_received(false), None);
@@ -193,7 +197,7 @@ fn the_peer_is_told_when_it_keeps_much_or_asks() {
     assert_eq!(inbox.poll_received(false), None);
     assert_eq!(inbox.poll_received(true), Some(36));
 
-    // Whoever sends again has not heard.
+    // The peer sends again because the report was lost.
     inbox.handle_message(35, 1).unwrap();
     assert_eq!(inbox.poll_received(false), Some(36));
 }
@@ -204,7 +208,7 @@ fn writes_wait_for_the_peers_word() {
     let writes = vec![piece(0), piece(1), piece(2)];
     assert_eq!(losses.close(stream(1, 0), writes), Known::default());
     assert!(losses.is_waiting());
-    // Of another lane, of chunks that were settled before, and in any order.
+    // Reports about another lane, about settled chunks, and in any order.
     let other = losses.handle_down(stream(0, 0), vec![landed(0)]);
     assert_eq!(other, Ok(Heard::Close));
     let endings = vec![landed(9), refused(2), landed(0)];
@@ -215,7 +219,7 @@ fn writes_wait_for_the_peers_word() {
     let heard = losses.handle_down(stream(1, 0), endings.clone());
     assert_eq!(heard, Ok(Heard::Known(known)));
     assert!(!losses.is_waiting());
-    // Said twice: they are decided once.
+    // A repeated report decides nothing twice.
     let again = losses.handle_down(stream(1, 0), endings);
     assert_eq!(again, Ok(Heard::Known(Known::default())));
 }
@@ -225,14 +229,17 @@ fn a_word_that_comes_first_is_kept_until_the_stream_is_closed() {
     let mut losses = Losses::new(1);
     let heard = losses.handle_down(stream(0, 0), vec![landed(1)]);
     assert_eq!(heard, Ok(Heard::Close));
-    assert!(!losses.open(stream(0, 1)), "the one before is still open");
+    assert!(
+        !losses.open(stream(0, 1)),
+        "the previous stream is still open"
+    );
     let known = Known {
         settled: vec![(piece(1), landed(1))],
         again: vec![piece(0)],
     };
     assert_eq!(losses.close(stream(0, 0), vec![piece(0), piece(1)]), known);
     assert!(!losses.is_waiting());
-    // It was about that stream alone.
+    // The report was about that stream only.
     assert!(losses.open(stream(0, 1)));
     assert_eq!(losses.close(stream(0, 1), vec![piece(1)]), Known::default());
     assert!(losses.is_waiting());
@@ -249,7 +256,7 @@ fn a_stream_that_never_was_here_is_answered_for_once() {
     for given_up in 0..=3 {
         assert!(!losses.open(stream(0, given_up)), "{given_up}");
     }
-    // The word on streams that were given up comes after a later one has opened.
+    // Reports on abandoned streams come after a later stream has opened.
     assert!(losses.open(stream(0, 7)));
     for given_up in [4, 6] {
         let down = stream(0, given_up);
@@ -275,7 +282,7 @@ fn chunks_of_each_generation_wait_for_the_word_on_it() {
             ..Known::default()
         }))
     };
-    // Chunk 1 is not settled by what is said of an older stream.
+    // A report on an older stream does not settle chunk 1.
     assert_eq!(losses.handle_down(stream(0, 0), vec![landed(1)]), again(0));
     assert!(losses.is_waiting());
     assert_eq!(losses.handle_down(stream(0, 1), Vec::new()), again(1));
@@ -285,7 +292,7 @@ fn chunks_of_each_generation_wait_for_the_word_on_it() {
 }
 
 #[test]
-fn there_are_no_more_lanes_than_there_are() {
+fn a_lane_outside_of_the_connection_is_refused() {
     let mut losses = Losses::<Piece>::new(2);
     let none = Err(Violation::NoSuchLane { lane: 2, lanes: 2 });
     assert_eq!(losses.handle_down(stream(2, 0), Vec::new()), none);
@@ -295,7 +302,7 @@ fn there_are_no_more_lanes_than_there_are() {
 }
 
 #[test]
-fn the_end_gives_all_chunks_back() {
+fn ending_returns_all_chunks() {
     let mut losses = Losses::new(2);
     losses.close(stream(0, 0), vec![piece(0), piece(1)]);
     losses.close(stream(1, 0), vec![piece(2)]);
@@ -310,7 +317,7 @@ fn what_a_peer_makes_a_connection_keep_is_bounded() {
     losses.close(stream(0, 0), vec![piece(0)]);
     for generation in (2..10_000).step_by(2) {
         assert!(losses.open(stream(0, generation)));
-        // Words on streams of long ago, and twice on the present one.
+        // Reports on streams of long ago, and twice on the present one.
         for named in [0, generation / 2, generation, generation] {
             let endings = vec![landed(named); 8];
             losses.handle_down(stream(0, named), endings).unwrap();

@@ -1,4 +1,5 @@
-//! The payload of [`Kind::Comm`](super::Kind::Comm): what one end of a lane tells the other about its comms.
+//! The payload of [`Kind::Comm`](super::Kind::Comm): how to connect to the comms of one end of a
+//! lane.
 
 use alloc::vec::Vec;
 
@@ -11,18 +12,19 @@ pub const MAX_SETUP_BYTES: usize = FIXED_BYTES + MAX_HANDLE_BYTES + MAX_NAME_BYT
 
 const FIXED_BYTES: usize = 6;
 
-/// What the peer needs to connect to this end's receiving comm.
+/// The data that the peer needs to connect to this end's receiving comm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup<'a> {
-    /// The largest message that this end sends and receives; the lane uses the smaller of both. Not 0.
+    /// The largest message that this end sends and receives; the lane uses the smaller of the two.
+    /// Not 0.
     pub message_bytes: u32,
-    /// What the plugin's `listen` gave; 1 to 128 bytes.
+    /// The handle from the plugin's `listen`; 1 to 128 bytes.
     pub handle: &'a [u8],
-    /// What the plugin calls itself; both ends must use the same.
+    /// The plugin's name; both ends must use the same plugin.
     pub plugin: &'a str,
 }
 
-/// The sender of a set-up broke the protocol.
+/// Reports a set-up that breaks the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a malformed set-up of comms")]
 pub struct SetupError;
@@ -48,7 +50,7 @@ impl<'a> Setup<'a> {
         Ok(())
     }
 
-    /// Reads a set-up, which is all of `bytes`.
+    /// Decodes a set-up, which is all of `bytes`.
     ///
     /// # Errors
     /// The sender broke the protocol.

@@ -19,7 +19,7 @@ const ENTRY_BYTES: usize = 16;
 /// The longest text of an entry.
 const MAX_TEXT: usize = MAX_DOWN_BYTES / 1024 - ENTRY_BYTES;
 
-/// One stream of a connection: a lane, and how often the lane had got a new stream before.
+/// One stream of a connection: a lane, and the number of earlier streams of that lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamId {
     /// Number of the lane.
@@ -29,7 +29,7 @@ pub struct StreamId {
 }
 
 impl StreamId {
-    /// Reads the `transfer` of a LaneDown frame.
+    /// Decodes the `transfer` of a LaneDown frame.
     #[must_use]
     pub fn from_transfer(transfer: u64) -> Self {
         Self {
@@ -43,12 +43,12 @@ impl StreamId {
     }
 }
 
-/// How a WRITE chunk of the peer ended: it has landed, or was refused.
+/// The outcome of a WRITE chunk of the peer: landed, or refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
     /// The chunk.
     pub id: ChunkId,
-    /// Why it was refused, if it was.
+    /// The reason it was refused, if it was.
     pub refusal: Option<(Status, String)>,
 }
 
@@ -82,7 +82,7 @@ pub fn encode<'a>(
     out.append(&mut payload);
 }
 
-/// Reads the payload of a LaneDown frame.
+/// Decodes the payload of a LaneDown frame.
 ///
 /// # Errors
 /// An entry is cut short, or has a reserved byte that is not 0.

@@ -1,4 +1,4 @@
-//! Frames: limits, tables and what survives the wire.
+//! Tests of frames: limits, tables, and encoding and decoding.
 
 use super::*;
 use alloc::vec;
@@ -56,14 +56,14 @@ fn payload_on_the_comm_is_not_on_the_wire() {
         let decoded = Header::decode(&encoded(&header)).unwrap();
         assert!(decoded.is_on_comm());
         assert_eq!((decoded.payload, decoded.payload_on_wire()), (100, 0));
-        // There is always some.
+        // Payload on the comm is never empty.
         let empty = Header {
             payload: 0,
             ..header
         };
         assert!(Header::decode(&encoded(&empty)).is_err());
     }
-    // Others cannot be there.
+    // Other kinds cannot have payload on the comm.
     for kind in [Kind::Notify, Kind::Ack, Kind::Ping, Kind::Comm] {
         let header = Header {
             flags: FLAG_COMM,
@@ -193,15 +193,15 @@ fn entries_that_overflow_or_are_empty_are_refused() {
 /// One row of *Kinds* in `docs/wire-protocol.md`.
 struct Row {
     kind: Kind,
-    /// Flags that are bits; none if any status may stand there.
+    /// Flags that are bits; none if any status is allowed.
     flags: Option<u8>,
     has_table: bool,
-    /// With the flag, or always: the longest extra section.
+    /// The longest extra section, with the flag or always.
     extra: u32,
     payload: u64,
 }
 
-/// The document's table, in its words.
+/// Returns the document's table.
 fn rows() -> [Row; 15] {
     let row = |kind, flags, has_table, extra, payload| Row {
         kind,
@@ -230,7 +230,7 @@ fn rows() -> [Row; 15] {
 }
 
 impl Row {
-    /// Whether the document allows a header of this kind.
+    /// Returns whether the document allows a header of this kind.
     fn allows(&self, header: &Header) -> bool {
         let (regions, entries) = (u64::from(header.regions), u64::from(header.entries));
         if 16 * (regions + entries) > 8192 || header.payload > self.payload {
@@ -257,7 +257,7 @@ impl Row {
                 let on_comm = header.flags & 2 != 0;
                 has_none && header.extra == 0 && (!on_comm || header.payload > 0)
             }
-            // None exactly if the message is empty; the tag always; bytes only with the flag.
+            // No table exactly if the message is empty; the tag always; bytes only with the flag.
             Kind::Send => {
                 (has_none || has_both)
                     && header.extra == 8
@@ -269,7 +269,7 @@ impl Row {
     }
 }
 
-/// Every limit of every kind, one below, at, and one above.
+/// Tests every limit of every kind, one below, at, and one above.
 #[test]
 fn headers_are_what_the_document_allows() {
     let around = |limit: u64| [limit.saturating_sub(1), limit, limit + 1];
@@ -293,7 +293,7 @@ fn headers_are_what_the_document_allows() {
                     (0, 512),
                     (u16::MAX, 1),
                     (1, u32::MAX),
-                    // As many bytes as there are in 32 bits.
+                    // A length that fits 32 bits only.
                     (1, 1 << 28),
                 ] {
                     for flags in [0, 1, 2, 3, 4, 5, 6, 7, 8, 128, 255] {
@@ -376,7 +376,7 @@ fn a_text_is_cut_to_what_the_protocol_takes() {
     }
 }
 
-/// A message may be announced with its bytes elsewhere; only what travels along must add up.
+/// A message may be announced with its bytes elsewhere; only bytes in the frame must add up.
 #[test]
 fn tables_add_up_where_their_payload_is_here() {
     let entries = [5, 6].map(|len| Entry {
@@ -407,7 +407,7 @@ fn tables_add_up_where_their_payload_is_here() {
             assert_eq!(table.total(), 11);
         }
     }
-    // Not the table of its header.
+    // A table that does not fit its header.
     let header = of(Kind::Write, 0, 11);
     for cut in [0, 16, bytes.len() - 16, bytes.len() - 1] {
         assert!(Table::decode(&header, &bytes[..cut]).is_err());

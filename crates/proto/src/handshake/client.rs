@@ -12,16 +12,16 @@ use super::{Established, HandshakeError};
 use crate::info::{ConnectionInfo, SessionId};
 use crate::secret::Secret;
 
-/// What a [`Client`] is made from.
+/// The parameters of a [`Client`].
 #[derive(Clone, Debug)]
 pub struct ClientConfig<'a> {
-    /// Who opens the lane.
+    /// The identity of the client.
     pub identity: Identity,
-    /// The session to which it is opened.
+    /// The session to connect to.
     pub target: &'a ConnectionInfo,
-    /// Which lane it is.
+    /// The lane to open.
     pub lane: LaneHello,
-    /// What this side offers and requires of the optional parts.
+    /// The optional features that this side offers and requires.
     pub offer: Offer,
     /// Fresh random bytes.
     pub nonce: Nonce,
@@ -41,7 +41,7 @@ pub struct ClientConfig<'a> {
 #[derive(Clone, Debug)]
 enum State {
     AwaitHello,
-    /// The server has proven itself; what was agreed on counts once it takes our proof.
+    /// The server has proven itself; the result is valid once it accepts the client's proof.
     AwaitReady(Established),
     Established(Established),
     Failed(HandshakeError),
@@ -53,12 +53,12 @@ pub struct Client {
     target: SessionId,
     /// The server's secret: both sides must know it.
     target_secret: Secret,
-    /// Our own secret, for the owner tag.
+    /// The client's own secret, for the owner tag.
     own_secret: Secret,
     lane: LaneHello,
     offer: Offer,
     transcript: Transcript,
-    /// Whole messages that `poll_transmit` has not handed out yet.
+    /// Complete messages that `poll_transmit` has not returned yet.
     out: Vec<u8>,
     state: State,
 }
@@ -96,11 +96,11 @@ impl Client {
         }
     }
 
-    /// Takes what was received and returns how much of it was consumed: whole messages only.
+    /// Processes received bytes and returns how many were consumed: complete messages only.
     ///
-    /// The caller keeps what was not consumed and passes it again with more behind it. Once the
-    /// lane is established nothing is consumed: what is left are frames. An error is final; it is
-    /// returned again by every later call.
+    /// The caller keeps the rest and passes it again together with the bytes that follow. Once the
+    /// lane is established nothing is consumed: the rest are frames. An error is final; every later
+    /// call returns it again.
     pub fn handle(&mut self, input: &[u8]) -> Result<usize, HandshakeError> {
         let mut consumed = 0;
         loop {
@@ -118,13 +118,14 @@ impl Client {
         }
     }
 
-    /// The next bytes to send, if any; an error may leave some that tell the peer about it.
+    /// Returns the next bytes to send, if any; after an error they may tell the peer about it.
     pub fn poll_transmit(&mut self) -> Option<Vec<u8>> {
         let out = mem::take(&mut self.out);
         (!out.is_empty()).then_some(out)
     }
 
-    /// What was agreed on, once the server has taken the proof; `None` before and after a failure.
+    /// Returns the result once the server has accepted the proof; `None` before and after a
+    /// failure.
     #[must_use]
     pub fn established(&self) -> Option<&Established> {
         match &self.state {
@@ -133,7 +134,7 @@ impl Client {
         }
     }
 
-    /// Like [`established`](Self::established), by value.
+    /// Returns the same as [`established`](Self::established), by value.
     #[must_use]
     pub fn into_established(self) -> Option<Established> {
         match self.state {
@@ -142,7 +143,7 @@ impl Client {
         }
     }
 
-    /// Takes one message and returns its length; `None` while it is not whole.
+    /// Processes one message and returns its length; `None` while it is incomplete.
     fn advance(
         &mut self,
         input: &[u8],
@@ -175,7 +176,7 @@ impl Client {
             return Err(HandshakeError::PeerProofWrong);
         }
         self.transcript.add(tag);
-        // Fields come after the tag: what a stranger writes into them is never looked at.
+        // Fields come after the tag: fields from an unauthenticated server are never read.
         let hello = ServerHello::decode(message.body())?;
 
         let owner = self.transcript.tag(&self.own_secret, Label::Owner);
@@ -184,8 +185,8 @@ impl Client {
         proof.extend(self.transcript.tag(&self.target_secret, Label::Client));
         self.out.extend(proof);
 
-        // The proof is sent in either case: only a server that knows who has proven itself can tell
-        // its own user which peer does not fit.
+        // The proof is sent in either case: only a server that has authenticated its peer can
+        // report which peer is incompatible.
         let features = negotiate(self.offer, hello.offer)
             .map_err(|missing| HandshakeError::PeerIncompatible { missing })?;
         Ok(State::AwaitReady(Established {
@@ -205,7 +206,7 @@ impl Client {
 
     fn fail(&mut self, error: HandshakeError) -> HandshakeError {
         if !matches!(error, HandshakeError::PeerIncompatible { .. }) {
-            // In place of what was not sent yet: that was written for a peer that behaves.
+            // Replaces unsent messages, which are of no use to a peer that broke the protocol.
             self.out = error.reject_code().map(message::reject).unwrap_or_default();
         }
         self.state = State::Failed(error);

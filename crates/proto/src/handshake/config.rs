@@ -1,4 +1,4 @@
-//! What the two machines are made from.
+//! Parameters of the client and the server.
 
 use core::num::NonZeroU32;
 
@@ -8,22 +8,22 @@ use crate::secret::Secret;
 /// Size of a [`Nonce`] in bytes.
 pub const NONCE_LEN: usize = 32;
 
-/// Random bytes that make a handshake unlike any other. They must come from the system's secure
-/// random source and be used once.
+/// Random bytes that make each handshake unique. They must come from the system's secure random
+/// source and be used once.
 pub type Nonce = [u8; NONCE_LEN];
 
-/// Who this side is: the parts of its own connection info that the handshake needs.
+/// The identity of this side: the parts of its own connection info that the handshake needs.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// What this session calls itself.
+    /// The name of this session.
     pub name: Name,
-    /// Which session this is.
+    /// The id of this session.
     pub id: SessionId,
     /// This session's own secret.
     pub secret: Secret,
 }
 
-/// Which lane a client opens: valid by construction, `lane < lanes`.
+/// The lane that a client opens: valid by construction, `lane < lanes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneHello {
     pub(super) connection: u64,
@@ -35,13 +35,13 @@ pub struct LaneHello {
     pub(super) port: u16,
 }
 
-/// A lane's number is not below the number of lanes.
+/// Reports a lane whose number is not below the number of lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("lane {lane} of {lanes}: lanes are numbered from 0")]
 pub struct LaneError {
     /// The lane's number.
     pub lane: u16,
-    /// How many lanes there are.
+    /// Number of lanes.
     pub lanes: u16,
 }
 
@@ -49,8 +49,8 @@ impl LaneHello {
     /// Describes lane number `lane` of the `lanes` lanes of `connection`.
     ///
     /// `connection` is any number that is the same for all lanes of one connection and different
-    /// for the client's other connections. `window` is how many chunks the server may keep in
-    /// flight on this lane. Fails unless `lane < lanes`.
+    /// for the client's other connections. `window` is the number of chunks that the server may
+    /// keep in flight on this lane. Fails unless `lane < lanes`.
     pub const fn new(
         connection: u64,
         lane: u16,
@@ -70,15 +70,15 @@ impl LaneHello {
         })
     }
 
-    /// Makes the stream a later one of the lane, whose streams are counted from 0: the connection is
-    /// there, and has lost the one before.
+    /// Sets the generation of the stream, counted from 0 per lane: a stream that reconnects a lost
+    /// lane has the next one.
     #[must_use]
     pub const fn again(self, generation: u32) -> Self {
         Self { generation, ..self }
     }
 
-    /// Says at which port the client listens; 0 for none. A server that loses the connection learns
-    /// there whether the client still exists.
+    /// Sets the port on which the client listens; 0 for none. A server that loses the connection
+    /// probes it to learn whether the client still exists.
     #[must_use]
     pub const fn listening_at(self, port: u16) -> Self {
         Self { port, ..self }

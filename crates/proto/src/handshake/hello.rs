@@ -1,4 +1,4 @@
-//! The two messages in which the sides introduce themselves.
+//! The messages by which the two sides introduce themselves.
 
 use alloc::vec::Vec;
 use core::num::NonZeroU32;
@@ -11,11 +11,11 @@ use super::{HandshakeError, MIN_VERSION, VERSION};
 use crate::codec::{Reader, Writer};
 use crate::info::{Name, SessionId};
 
-/// Two sets of features.
+/// Size of two sets of features.
 const OFFER_LEN: usize = 4 + 4;
 
-/// Who the client is, whom it wants, which lane it opens. Its nonce matters only as a part of the
-/// transcript, so it is written but not kept.
+/// The client's identity, its target and the lane it opens. The nonce matters only as a part of the
+/// transcript, so it is encoded but not kept.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ClientHello {
     pub(super) id: SessionId,
@@ -26,9 +26,9 @@ pub(super) struct ClientHello {
 }
 
 impl ClientHello {
-    /// The version range: the one part of the body that every version understands.
+    /// The version range: the one part of the body that every version can read.
     pub(super) const VERSIONS_LEN: usize = 4;
-    /// Body of version 1 without the name.
+    /// Size of the body of version 1 without the name.
     pub(super) const FIXED_LEN: usize =
         Self::VERSIONS_LEN + 2 * SessionId::LEN + 8 + 2 + 2 + 4 + 4 + 2 + OFFER_LEN + NONCE_LEN + 1;
 
@@ -52,10 +52,11 @@ impl ClientHello {
         out
     }
 
-    /// Reads a hello, and the newest version that both sides speak.
+    /// Decodes a hello, and the newest version that both sides support.
     pub(super) fn decode(mut body: Reader<'_>) -> Result<(u16, Self), HandshakeError> {
         let (min, max, version) = decode_versions(&mut body)?;
-        // Only now: what follows may look different in versions that this build does not speak.
+        // Checked before the rest, whose layout may differ in versions that this build does not
+        // support.
         let version = version.ok_or(HandshakeError::PeerVersionUnsupported { min, max })?;
         let hello = Self::decode_fields(&mut body)?;
         if max <= VERSION {
@@ -90,8 +91,8 @@ impl ClientHello {
     }
 }
 
-/// Who the server is, which version it has chosen, what it offers. The tag at the end belongs to
-/// whoever knows the secret; see [`message::Message::split_tag`].
+/// The server's identity, the version it has chosen and its offer. Only a server that knows the
+/// secret can make the tag at the end; see [`message::Message::split_tag`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ServerHello {
     pub(super) version: u16,
@@ -101,10 +102,10 @@ pub(super) struct ServerHello {
 }
 
 impl ServerHello {
-    /// Body without the name.
+    /// Size of the body without the name.
     pub(super) const FIXED_LEN: usize = 2 + OFFER_LEN + 4 + NONCE_LEN + 1 + TAG_LEN;
 
-    /// Writes everything but the tag, which covers what is written here.
+    /// Encodes everything but the tag, which covers these bytes.
     pub(super) fn encode_before_tag(&self, nonce: &Nonce) -> Vec<u8> {
         let name = self.name.as_str().as_bytes();
         let mut out = message::start(MessageKind::ServerHello, Self::FIXED_LEN + name.len());
@@ -137,7 +138,7 @@ impl ServerHello {
     }
 }
 
-/// Reads the client's range and finds the newest version in it that this build speaks.
+/// Decodes the client's range and finds the newest version in it that this build supports.
 fn decode_versions(body: &mut Reader<'_>) -> Result<(u16, u16, Option<u16>), MessageError> {
     let min = body.u16()?;
     let max = body.u16()?;

@@ -1,4 +1,5 @@
-//! What all messages have in common: kinds, limits, framing. `docs/wire-protocol.md` has the same as tables.
+//! Common parts of all messages: kinds, limits, framing. `docs/wire-protocol.md` has the same as
+//! tables.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -12,16 +13,16 @@ use super::{HandshakeError, MAX_HANDSHAKE_BYTES, MIN_VERSION, VERSION};
 use crate::codec::{CodecError, Reader, Writer};
 use crate::info::{Name, NameError};
 
-/// First bytes of every message.
+/// Magic bytes at the start of every message.
 pub(super) const MAGIC: [u8; 4] = *b"TCPX";
-/// Magic, kind, a reserved byte, length of the body.
+/// Size of a header: magic, kind, a reserved byte, length of the body.
 pub(super) const HEADER_LEN: usize = 8;
-/// The code of a Reject.
+/// Size of the code of a Reject.
 const CODE_LEN: usize = 2;
-/// What follows the code of [`RejectCode::Requirement`]: two sets of features.
+/// Size of the two sets of features that follow the code of [`RejectCode::Requirement`].
 const MISSING_LEN: usize = 4 + 4;
 
-/// Which message it is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -50,17 +51,17 @@ impl MessageKind {
         })
     }
 
-    /// How long a body may be, known before any of it has arrived.
+    /// Returns the allowed lengths of a body, known before any of it has arrived.
     const fn body_len(self) -> RangeInclusive<usize> {
         match self {
-            // Later versions may add fields behind those of version 1.
+            // Later versions may add fields after those of version 1.
             Self::ClientHello => ClientHello::VERSIONS_LEN..=MAX_HANDSHAKE_BYTES - HEADER_LEN,
             Self::ServerHello => {
                 ServerHello::FIXED_LEN + 1..=ServerHello::FIXED_LEN + Name::MAX_LEN
             }
             Self::ClientProof => 2 * TAG_LEN..=2 * TAG_LEN,
             Self::ServerReady => 0..=0,
-            // Most codes stand alone; see `RejectCode::decode`.
+            // Most codes are followed by nothing; see `RejectCode::decode`.
             Self::Reject => CODE_LEN..=CODE_LEN + MISSING_LEN,
         }
     }
@@ -72,25 +73,25 @@ impl fmt::Display for MessageKind {
     }
 }
 
-/// Why one side refused to go on. Travels as a `u16`.
+/// The reason one side rejected the handshake. Encoded as a `u16`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RejectCode {
     /// No protocol version in common.
     Version,
-    /// The session that was asked for is not here.
+    /// The requested session is not here.
     UnknownSession,
     /// A tag is wrong.
     BadProof,
-    /// There are as many connections or lanes as this session takes.
+    /// The session has its maximum of connections or lanes.
     TooMany,
     /// The session is closing.
     Closing,
     /// A message is malformed or out of place.
     BadMessage,
-    /// A side does not offer what the other requires.
+    /// A side does not offer a feature that the other requires.
     Requirement(Missing),
-    /// The connection that the lane belonged to is not here any more.
+    /// The connection that the lane belongs to has ended.
     UnknownConnection,
     /// A reason that this build does not know.
     Other(u16),
@@ -112,7 +113,7 @@ impl RejectCode {
                 Self::Requirement(missing.ok_or(MessageError::NothingMissing)?)
             }
             8 => Self::UnknownConnection,
-            // What a later version says with it is for later versions.
+            // Bytes that a later version adds are ignored.
             other => return Ok(Self::Other(other)),
         };
         body.finish()?;
@@ -144,18 +145,18 @@ impl fmt::Display for RejectCode {
             Self::Closing => "the session is closing",
             Self::BadMessage => "a handshake message was malformed",
             Self::Requirement(missing) => return write!(f, "a requirement is not met: {missing}"),
-            Self::UnknownConnection => "the connection that the lane was lost from has ended",
+            Self::UnknownConnection => "the connection of the lost lane has ended",
             Self::Other(code) => return write!(f, "reason {code}"),
         })
     }
 }
 
-/// Why bytes are no handshake message.
+/// The reason bytes are no handshake message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MessageError {
     /// The bytes do not start with `TCPX`.
-    #[error("it does not speak tcpx")]
+    #[error("it is not tcpx")]
     MagicMissing,
 
     /// No message has this kind.
@@ -169,7 +170,7 @@ pub enum MessageError {
     #[error("its layout is wrong: {0}")]
     LayoutWrong(#[from] CodecError),
 
-    /// The sender's name is none.
+    /// The sender's name is invalid.
     #[error(transparent)]
     NameInvalid(#[from] NameError),
 
@@ -186,8 +187,8 @@ pub enum MessageError {
     #[error(transparent)]
     LaneInvalid(#[from] LaneError),
 
-    /// A window of zero chunks would let nothing through.
-    #[error("a window of 0 chunks lets nothing through")]
+    /// A window of zero chunks would block every transfer.
+    #[error("a window of 0 chunks blocks every transfer")]
     WindowZero,
 
     /// The server chose a version that was not offered.
@@ -197,19 +198,19 @@ pub enum MessageError {
         chosen: u16,
     },
 
-    /// The sender requires what it does not offer itself.
+    /// The sender requires a feature that it does not offer itself.
     #[error("it requires {missing}, which it does not offer itself")]
     RequiredNotOffered {
-        /// Required and not offered.
+        /// The features required and not offered.
         missing: Features,
     },
 
-    /// A Reject for a missing requirement names none.
-    #[error("a requirement is said to be missing, and none is named")]
+    /// A Reject for a missing requirement names no feature.
+    #[error("a Reject for a missing requirement names none")]
     NothingMissing,
 }
 
-/// A whole message as it was received; the body is not decoded yet.
+/// A complete received message; the body is not decoded yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message<'a> {
     pub(super) kind: MessageKind,
@@ -218,9 +219,9 @@ pub(super) struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Takes the first message of `input`, which must be `expected` or a Reject; `None` while it is
-    /// not whole. What cannot become such a message is refused at the first byte that shows it,
-    /// so that nothing is buffered for it.
+    /// Returns the first message of `input`, which must be `expected` or a Reject; `None` while it
+    /// is incomplete. Invalid input is refused at the first byte that shows it, so that nothing is
+    /// buffered for it.
     pub(super) fn next(
         input: &'a [u8],
         expected: MessageKind,
@@ -248,12 +249,12 @@ impl<'a> Message<'a> {
             .map(|bytes| Self { kind, bytes }))
     }
 
-    /// The message without its header.
+    /// Returns the message without its header.
     pub(super) fn body(&self) -> Reader<'a> {
         Reader::new(self.bytes.get(HEADER_LEN..).unwrap_or_default())
     }
 
-    /// Splits off the tag at the end: what it covers of the message, and the tag.
+    /// Splits off the tag at the end: returns the bytes that it covers, and the tag.
     pub(super) fn split_tag(&self) -> Result<(&'a [u8], &'a Tag), MessageError> {
         let short = CodecError::Truncated {
             needed: TAG_LEN,
@@ -262,13 +263,14 @@ impl<'a> Message<'a> {
         Ok(self.bytes.split_last_chunk().ok_or(short)?)
     }
 
-    /// The reason that a Reject gives.
+    /// Returns the reason that a Reject gives.
     pub(super) fn reject_code(&self) -> Result<RejectCode, MessageError> {
         RejectCode::decode(self.body())
     }
 }
 
-/// Reads what follows the magic; the length of the body is within the limits of its kind.
+/// Decodes the fields after the magic; checks the length of the body against the limits of its
+/// kind.
 fn decode_header(reader: &mut Reader<'_>) -> Result<(MessageKind, usize), MessageError> {
     let kind = reader.u8()?;
     let Some(kind) = MessageKind::from_wire(kind) else {
@@ -295,19 +297,19 @@ pub(super) fn start(kind: MessageKind, body_len: usize) -> Vec<u8> {
     out
 }
 
-/// A ClientProof without the client's tag, which covers what is there.
+/// Encodes a ClientProof without the client's tag, which covers these bytes.
 pub(super) fn proof_before_tag(owner: &Tag) -> Vec<u8> {
     let mut out = start(MessageKind::ClientProof, 2 * TAG_LEN);
     out.put_bytes(owner);
     out
 }
 
-/// A whole ServerReady.
+/// Encodes a ServerReady.
 pub(super) fn ready() -> Vec<u8> {
     start(MessageKind::ServerReady, 0)
 }
 
-/// A whole Reject.
+/// Encodes a Reject.
 pub(super) fn reject(code: RejectCode) -> Vec<u8> {
     let missing = match code {
         RejectCode::Requirement(missing) => Some(missing),

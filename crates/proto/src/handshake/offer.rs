@@ -1,11 +1,11 @@
-//! What the two sides offer and require of the protocol's optional parts, and what comes of it.
+//! Negotiation of the protocol's optional features.
 
 use core::fmt;
 use core::ops::{BitAnd, BitOr};
 
-/// Optional parts of the protocol, one bit each.
+/// Optional features of the protocol, one bit each.
 ///
-/// A set may have bits that this build does not know; [`Offer`] says what becomes of them.
+/// A set may have bits that this build does not know; [`Offer`] describes how they are treated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Features(u32);
 
@@ -15,17 +15,17 @@ impl Features {
 
     /// Reserved for the encryption of everything after the handshake.
     ///
-    /// No build implements it yet, so [`Offer::new`] never offers it: a lane cannot be taken for
-    /// encrypted.
+    /// No build implements it yet, so [`Offer::new`] never offers it: no lane can be mistaken for
+    /// an encrypted one.
     pub const ENCRYPTION: Self = Self(1);
 
     /// Large payloads travel on comms of a NCCL net plugin beside the lane.
     pub const COMMS: Self = Self(1 << 1);
 
-    /// Sessions on one host copy each other's memory, after what [`crate::neighbour`] describes.
+    /// Sessions on one host copy each other's memory, as [`crate::neighbour`] describes.
     pub const SAME_HOST: Self = Self(1 << 2);
 
-    /// Reserved for connections that replace a lost lane and go on. Never offered yet.
+    /// Reserved for connections that reconnect a lost lane and continue. Never offered yet.
     pub const RESUME: Self = Self(1 << 3);
 
     /// Features that have a name and no implementation.
@@ -38,31 +38,31 @@ impl Features {
         (Self::RESUME, "resuming"),
     ];
 
-    /// Takes the bits as they travel.
+    /// Creates a set from its encoding.
     #[must_use]
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
 
-    /// The bits as they travel.
+    /// Returns the encoding of the set.
     #[must_use]
     pub const fn bits(self) -> u32 {
         self.0
     }
 
-    /// Whether every bit of `other` is in `self`.
+    /// Returns whether every bit of `other` is in `self`.
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Whether no bit is set.
+    /// Returns whether no bit is set.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// What is in `self` and not in `other`.
+    /// Returns the features in `self` that are not in `other`.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
@@ -85,7 +85,7 @@ impl BitOr for Features {
     }
 }
 
-/// Lists the features by name, and those that have none as one number: `encryption, features 0x30`.
+/// Lists the features by name, and unnamed ones as one number: `encryption, features 0x30`.
 impl fmt::Display for Features {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut rest = *self;
@@ -105,11 +105,11 @@ impl fmt::Display for Features {
     }
 }
 
-/// What one side can do and what it insists on: `requires` is a part of `offers`.
+/// The features that one side supports and requires: `requires` is a part of `offers`.
 ///
-/// A lane uses what both sides offer, and comes about only if that includes everything that either
-/// side requires. A side ignores an offer that it does not know. A requirement that it does not
-/// know is one that it does not meet.
+/// A lane uses the features that both sides offer, and is established only if they include
+/// everything that either side requires. A side ignores an unknown feature in an offer; an unknown
+/// feature in a requirement is not met.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Offer {
     offers: Features,
@@ -117,15 +117,15 @@ pub struct Offer {
     requires: Features,
 }
 
-/// Why an [`Offer`] cannot be made.
+/// The reason an [`Offer`] cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OfferError {
-    /// A feature is required that no build implements yet.
+    /// A required feature is not implemented by any build yet.
     #[error("{0} cannot be required: this build does not implement it")]
     NotImplemented(Features),
 
-    /// A feature is required that is not offered.
+    /// A required feature is not offered.
     #[error("{0} cannot be required without being offered")]
     NotOffered(Features),
 }
@@ -137,10 +137,10 @@ impl Offer {
         requires: Features::NONE,
     };
 
-    /// Makes this side's offer.
+    /// Creates this side's offer.
     ///
-    /// Features that are only reserved are removed from `offers`. Fails if one of them is in
-    /// `requires`, or anything else that is not in `offers`.
+    /// Reserved features are removed from `offers`. Fails if one of them is in `requires`, or any
+    /// other feature that is not in `offers`.
     pub const fn new(offers: Features, requires: Features) -> Result<Self, OfferError> {
         let unimplemented = Features(requires.0 & Features::RESERVED.0);
         if !unimplemented.is_empty() {
@@ -152,8 +152,8 @@ impl Offer {
         }
     }
 
-    /// Takes a peer's offer, which may have bits that this build does not know. Fails with what is
-    /// required and not offered.
+    /// Decodes a peer's offer, which may have bits that this build does not know. Fails with the
+    /// features that are required and not offered.
     pub(super) const fn from_wire(offers: Features, requires: Features) -> Result<Self, Features> {
         let missing = requires.without(offers);
         if !missing.is_empty() {
@@ -162,20 +162,20 @@ impl Offer {
         Ok(Self { offers, requires })
     }
 
-    /// What this side can do.
+    /// Returns the features that this side supports.
     #[must_use]
     pub const fn offers(self) -> Features {
         self.offers
     }
 
-    /// What this side insists on.
+    /// Returns the features that this side requires.
     #[must_use]
     pub const fn requires(self) -> Features {
         self.requires
     }
 }
 
-/// Chooses what a lane uses, or says which requirements are in the way.
+/// Chooses the features of a lane, or returns the requirements that are not met.
 pub(super) fn negotiate(client: Offer, server: Offer) -> Result<Features, Missing> {
     let client_lacks = server.requires.without(client.offers);
     let server_lacks = client.requires.without(server.offers);
@@ -201,13 +201,13 @@ impl Missing {
         (!(client_lacks | server_lacks).is_empty()).then_some(missing)
     }
 
-    /// What the server requires and the client does not offer.
+    /// Returns the features that the server requires and the client does not offer.
     #[must_use]
     pub const fn client_lacks(self) -> Features {
         self.client_lacks
     }
 
-    /// What the client requires and the server does not offer.
+    /// Returns the features that the client requires and the server does not offer.
     #[must_use]
     pub const fn server_lacks(self) -> Features {
         self.server_lacks
@@ -275,8 +275,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every bit on its own: chosen if both offer it, missing at the side that does not offer
-        /// what the other requires.
+        /// Tests every bit on its own: chosen if both sides offer it, missing on the side that does
+        /// not offer a feature which the other requires.
         #[test]
         fn every_bit_is_negotiated_on_its_own(client in any_offer(), server in any_offer()) {
             let result = negotiate(client, server);

@@ -1,4 +1,4 @@
-//! What the tags cover and how they are made.
+//! The tags of the handshake and the bytes that they cover.
 
 use core::fmt;
 
@@ -13,8 +13,8 @@ pub(super) const TAG_LEN: usize = 32;
 /// HMAC-SHA256 over a label and the hash of a transcript.
 pub(super) type Tag = [u8; TAG_LEN];
 
-/// Which tag it is. Both sides know the server's secret: without labels one side's tag could be
-/// sent back to it as the other's.
+/// The purpose of a tag. Both sides know the server's secret: without labels one side's tag could
+/// be reflected as the other's.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Label {
     Server,
@@ -32,7 +32,7 @@ impl Label {
     }
 }
 
-/// Every handshake byte so far, in the order of travel, hashed as it comes: nothing is kept.
+/// A running hash of every handshake byte so far, in the order of travel.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Transcript(Sha256);
 
@@ -52,7 +52,7 @@ impl Transcript {
             .into()
     }
 
-    /// Whether `tag` fits; takes the same time wherever it differs.
+    /// Returns whether `tag` is right, in constant time.
     pub(super) fn verify(&self, secret: &Secret, label: Label, tag: &Tag) -> bool {
         mac(secret, label, &self.hash()).verify_slice(tag).is_ok()
     }
@@ -64,22 +64,22 @@ fn mac(secret: &Secret, label: Label, transcript: &[u8; TAG_LEN]) -> Tagger {
     mac
 }
 
-/// What a client presented to show that it owns the identity it claims.
+/// A client's proof that it owns the identity it claims.
 ///
-/// It can be checked at any later time, for instance when the application adds the client's
+/// The proof can be checked at any later time, for instance when the application adds the client's
 /// connection info after the client has connected.
 #[derive(Clone, PartialEq, Eq)]
 pub struct OwnerProof {
     /// SHA-256 of the ClientHello and the ServerHello of this handshake.
     pub transcript: [u8; TAG_LEN],
-    /// What the client made of it with its own secret, or any other bytes if it does not know it.
+    /// The tag made with the client's own secret; arbitrary bytes if the client does not know it.
     pub tag: [u8; TAG_LEN],
 }
 
 impl OwnerProof {
-    /// Whether the client knows `secret`.
+    /// Returns whether the client knows `secret`.
     ///
-    /// `secret` must be that of the session that the client claims to be: prefer
+    /// `secret` must be the secret of the session that the client claims to be: prefer
     /// [`Established::is_owned_by`](super::Established::is_owned_by), which checks this too.
     #[must_use]
     pub fn verify(&self, secret: &Secret) -> bool {

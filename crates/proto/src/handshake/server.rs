@@ -12,14 +12,14 @@ use super::offer::{Features, Missing, Offer, negotiate};
 use super::proof::{Label, OwnerProof, TAG_LEN, Transcript};
 use super::{Established, HandshakeError};
 
-/// What a [`Server`] is made from.
+/// The parameters of a [`Server`].
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Who listens.
+    /// The identity of the server.
     pub identity: Identity,
-    /// How many chunks the client may keep in flight on this lane.
+    /// Maximum chunks that the client may keep in flight on this lane.
     pub window: NonZeroU32,
-    /// What this side offers and requires of the optional parts.
+    /// The optional features that this side offers and requires.
     pub offer: Offer,
     /// Fresh random bytes.
     pub nonce: Nonce,
@@ -37,13 +37,14 @@ pub struct ServerConfig {
 ///     Failed
 /// ```
 ///
-/// In Proven and Accepted no message is expected: input is left alone, it belongs to the frames.
+/// In Proven and Accepted no message is expected: further input is not consumed, it belongs to the
+/// frames.
 #[derive(Clone, Debug)]
 enum State {
     AwaitHello,
-    /// What the client claims; counts once it is proven. `owners` is still empty.
+    /// The client's claims, valid once they are proven. `owners` is still empty.
     AwaitProof(Established),
-    /// The client knows the secret; the caller decides whether there is room for it.
+    /// The client knows the secret; the caller decides whether to accept it.
     Proven(Established),
     Accepted(Established),
     Failed(HandshakeError),
@@ -51,18 +52,19 @@ enum State {
 
 /// The server's half of one lane's handshake; see [the module](super) for how to drive it.
 ///
-/// It goes on by itself until the client has proven itself. Then [`proven`](Self::proven) tells
-/// who it is, and the caller calls [`accept`](Self::accept) or [`reject`](Self::reject).
+/// The handshake advances by itself until the client has proven itself. Then
+/// [`proven`](Self::proven) returns the client's identity, and the caller calls
+/// [`accept`](Self::accept) or [`reject`](Self::reject).
 #[derive(Clone, Debug)]
 pub struct Server {
     identity: Identity,
     window: NonZeroU32,
     offer: Offer,
-    /// Requirements that are not met, known from the ClientHello on: such a client is not accepted.
+    /// Requirements not met, known from the ClientHello on: such a client is not accepted.
     missing: Option<Missing>,
     nonce: Nonce,
     transcript: Transcript,
-    /// Whole messages that `poll_transmit` has not handed out yet.
+    /// Complete messages that `poll_transmit` has not returned yet.
     out: Vec<u8>,
     state: State,
 }
@@ -89,12 +91,12 @@ impl Server {
         }
     }
 
-    /// Takes what was received and returns how much of it was consumed: whole messages only.
+    /// Processes received bytes and returns how many were consumed: complete messages only.
     ///
-    /// The caller keeps what was not consumed and passes it again with more behind it. Once the
-    /// client has proven itself nothing is consumed: what is left are frames. An error is final;
-    /// it is returned again by every later call. The client is told about it: send what
-    /// [`poll_transmit`](Self::poll_transmit) has before closing.
+    /// The caller keeps the rest and passes it again together with the bytes that follow. Once the
+    /// client has proven itself nothing is consumed: the rest are frames. An error is final; every
+    /// later call returns it again. The client is told about it: send the output of
+    /// [`poll_transmit`](Self::poll_transmit) before closing.
     pub fn handle(&mut self, input: &[u8]) -> Result<usize, HandshakeError> {
         let mut consumed = 0;
         loop {
@@ -112,15 +114,15 @@ impl Server {
         }
     }
 
-    /// The next bytes to send, if any; an error may leave some that tell the peer about it.
+    /// Returns the next bytes to send, if any; after an error they may tell the peer about it.
     pub fn poll_transmit(&mut self) -> Option<Vec<u8>> {
         let out = mem::take(&mut self.out);
         (!out.is_empty()).then_some(out)
     }
 
-    /// The client that has proven itself and waits for [`accept`](Self::accept) or
-    /// [`reject`](Self::reject); `None` in every other state. Its features are empty
-    /// if a requirement is not met.
+    /// Returns the client that has proven itself and waits for [`accept`](Self::accept) or
+    /// [`reject`](Self::reject); `None` in every other state. Its features are empty if a
+    /// requirement is not met.
     #[must_use]
     pub fn proven(&self) -> Option<&Established> {
         match &self.state {
@@ -129,11 +131,11 @@ impl Server {
         }
     }
 
-    /// Lets the proven client in; frames may follow.
+    /// Accepts the proven client; frames may follow.
     ///
-    /// Fails with [`PeerIncompatible`](HandshakeError::PeerIncompatible) when a requirement of
-    /// either side is not met; the client is turned away then. Fails and changes nothing unless the
-    /// client is [`proven`](Self::proven).
+    /// Fails with [`PeerIncompatible`](HandshakeError::PeerIncompatible) if a requirement of either
+    /// side is not met, and rejects the client. Fails and changes nothing unless the client is
+    /// [`proven`](Self::proven).
     pub fn accept(&mut self) -> Result<(), HandshakeError> {
         let State::Proven(established) = &self.state else {
             return Err(HandshakeError::CallerAcceptedUnproven);
@@ -146,8 +148,8 @@ impl Server {
         Ok(())
     }
 
-    /// Turns the client away, at any time before [`accept`](Self::accept); nothing happens after
-    /// that or after a failure.
+    /// Rejects the client, at any time before [`accept`](Self::accept); does nothing after that or
+    /// after a failure.
     pub fn reject(&mut self, code: RejectCode) {
         match &self.state {
             State::AwaitHello | State::AwaitProof(_) | State::Proven(_) => {
@@ -157,7 +159,7 @@ impl Server {
         }
     }
 
-    /// What was agreed on, once the client has been accepted; `None` before and after a failure.
+    /// Returns the result once the client has been accepted; `None` before and after a failure.
     #[must_use]
     pub fn established(&self) -> Option<&Established> {
         match &self.state {
@@ -166,7 +168,7 @@ impl Server {
         }
     }
 
-    /// Like [`established`](Self::established), by value.
+    /// Returns the same as [`established`](Self::established), by value.
     #[must_use]
     pub fn into_established(self) -> Option<Established> {
         match self.state {
@@ -175,7 +177,7 @@ impl Server {
         }
     }
 
-    /// Takes one message and returns its length; `None` while it is not whole.
+    /// Processes one message and returns its length; `None` while it is incomplete.
     fn advance(
         &mut self,
         input: &[u8],
@@ -210,7 +212,7 @@ impl Server {
         }
         self.transcript.add(message.bytes);
 
-        // A client that does not fit is told so once it has proven itself, and not before.
+        // An incompatible client is told so once it has proven itself, and not before.
         let negotiated = negotiate(client.offer, self.offer);
         self.missing = negotiated.err();
         let features = negotiated.unwrap_or(Features::NONE);
@@ -270,7 +272,7 @@ impl Server {
     }
 
     fn fail(&mut self, error: HandshakeError) -> HandshakeError {
-        // In place of what was not sent yet: that was written for a peer that behaves.
+        // Replaces unsent messages, which are of no use to a peer that broke the protocol.
         self.out = error.reject_code().map(message::reject).unwrap_or_default();
         self.state = State::Failed(error);
         error

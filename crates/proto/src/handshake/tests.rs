@@ -1,5 +1,5 @@
-//! Honest handshakes between sides that fit. Those that do not are in `negotiation`, dishonest ones
-//! in `adversary` and `tamper`, the transitions in `table`.
+//! Honest handshakes between compatible sides. Incompatible sides are in `negotiation`, dishonest
+//! ones in `adversary` and `tamper`, the transitions in `table`.
 
 mod adversary;
 mod negotiation;
@@ -41,7 +41,8 @@ const fn offer(offers: u32, requires: u32) -> Offer {
     }
 }
 
-/// Both sides offer what the other does not know, and require something: bits 1 and 4 are chosen.
+/// Each side offers a feature that the other does not know, and requires one: bits 1 and 4 are
+/// chosen.
 const CLIENT_OFFER: Offer = offer(0b0011_0010, 0b0000_0010);
 const SERVER_OFFER: Offer = offer(0b0101_0010, 0b0001_0000);
 const CHOSEN: u32 = 0b0001_0010;
@@ -50,7 +51,7 @@ fn window(chunks: u32) -> NonZeroU32 {
     NonZeroU32::new(chunks).unwrap()
 }
 
-/// A client that opens lane 2 of 4 to the session `target`.
+/// Returns a client that opens lane 2 of 4 to the session `target`.
 fn client_to(target: &ConnectionInfo, nonce: u8) -> Client {
     client_with(target, nonce, CLIENT_OFFER)
 }
@@ -123,7 +124,7 @@ impl Honest {
     }
 }
 
-/// The code of a message that must be one Reject.
+/// Returns the code of a message that must be a single Reject.
 fn reject_code(bytes: Option<Vec<u8>>) -> RejectCode {
     let bytes = bytes.expect("a Reject");
     let message = message::Message::next(&bytes, MessageKind::Reject)
@@ -133,7 +134,7 @@ fn reject_code(bytes: Option<Vec<u8>>) -> RejectCode {
     message.reject_code().unwrap()
 }
 
-/// Feeds `input` in pieces as a socket would deliver it, and returns what was not consumed.
+/// Passes `input` in pieces as a socket would deliver it, and returns the bytes not consumed.
 fn feed<E>(
     input: &[u8],
     sizes: impl IntoIterator<Item = usize>,
@@ -317,7 +318,10 @@ fn a_cut_message_is_waited_for() {
 
 proptest! {
     #[test]
-    fn pieces_of_any_size_do(sizes in prop::collection::vec(1..40usize, 0..400), frames: bool) {
+    fn messages_may_arrive_in_pieces_of_any_size(
+        sizes in prop::collection::vec(1..40usize, 0..400),
+        frames: bool,
+    ) {
         let (mut client, mut server) = (client(), server());
         let pieces = || sizes.iter().copied().chain(core::iter::repeat(1));
         let frames = if frames { FRAMES } else { &[] };

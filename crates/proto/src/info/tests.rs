@@ -19,7 +19,27 @@ fn info() -> ConnectionInfo {
     .unwrap()
 }
 
-/// Replaces the checksum by one that fits, as a faulty encoder would write it.
+fn host(name: &str, port: u16) -> NamedAddress {
+    NamedAddress {
+        name: HostName::new(name).unwrap(),
+        port,
+    }
+}
+
+fn named(
+    addresses: Vec<SocketAddr>,
+    names: Vec<NamedAddress>,
+) -> Result<ConnectionInfo, InfoError> {
+    ConnectionInfo::with_names(
+        Name::new("prefill-0").unwrap(),
+        SessionId([0x11; 16]),
+        Secret::new([0x22; 32]),
+        addresses,
+        names,
+    )
+}
+
+/// Replaces the checksum by a right one, as a faulty encoder would write it.
 fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes.truncate(bytes.len() - CHECKSUM_LEN);
     let checksum = checksum(&bytes);
@@ -27,7 +47,7 @@ fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// Decodes an honest info of which one byte was changed before the checksum was made.
+/// Decodes an honest info with one byte changed before the checksum was computed.
 fn decode_with(at: usize, value: u8) -> Result<ConnectionInfo, InfoError> {
     let mut bytes = info().encode();
     bytes[at] = value;
@@ -51,12 +71,50 @@ fn the_layout_is_the_documented_one() {
 }
 
 #[test]
+fn host_names_have_a_layout_of_their_own() {
+    let address = "10.1.2.3:7000".parse().unwrap();
+    let info = named(vec![address], vec![host("pod-0.svc", 7001)]).unwrap();
+    let bytes = info.encode();
+    assert_eq!(bytes[4..8], [2, 1, 1, 9]);
+    let entry = [&[0x59, 0x1b, 9][..], b"pod-0.svc"].concat();
+    assert_eq!(bytes[72..bytes.len() - 8], entry);
+    assert_eq!(ConnectionInfo::decode(&bytes), Ok(info));
+    // Names alone are enough.
+    let alone = named(vec![], vec![host("a", 1)]).unwrap();
+    assert_eq!(ConnectionInfo::decode(&alone.encode()), Ok(alone));
+    let with = |at: usize, value: u8| {
+        let mut bytes = bytes.clone();
+        bytes[at] = value;
+        ConnectionInfo::decode(&seal(bytes))
+    };
+    let names = |count| Err(InfoError::HostCountOutOfRange { count });
+    // Without a name it is the first layout: every info has exactly one encoding.
+    assert_eq!(with(6, 0), names(0));
+    assert_eq!(with(6, 9), names(9));
+    assert!(matches!(with(4, 1), Err(InfoError::LayoutWrong(_))));
+    assert_eq!(with(75, b' '), Err(HostNameInvalid.into()));
+    assert_eq!(with(75, 0xff), Err(HostNameInvalid.into()));
+    assert_eq!(
+        named(vec![], vec![host("a", 0)]),
+        Err(HostNameInvalid.into())
+    );
+    assert_eq!(named(vec![], vec![host("a", 1); 9]), names(9));
+    assert_eq!(
+        named(vec![address; 64], vec![host("a", 1)]),
+        Err(InfoError::AddressCountOutOfRange { count: 65 })
+    );
+}
+
+#[test]
 fn the_longest_info_is_as_long_as_promised() {
-    let longest = ConnectionInfo::new(
+    let label = "x".repeat(63);
+    let name = format!("{label}.{label}.{label}.{}", "x".repeat(61));
+    let longest = ConnectionInfo::with_names(
         Name::new("n".repeat(255)).unwrap(),
         SessionId([0; 16]),
         Secret::new([0; 32]),
-        vec!["[::1]:1".parse().unwrap(); 64],
+        vec!["[::1]:1".parse().unwrap(); 56],
+        vec![host(&name, 1); 8],
     )
     .unwrap();
     let bytes = longest.encode();
@@ -174,7 +232,7 @@ fn addresses_that_nobody_can_connect_to_are_refused() {
 }
 
 #[test]
-fn the_scope_stays_and_the_flow_goes() {
+fn the_scope_id_is_kept_and_the_flow_label_dropped() {
     let address = SocketAddrV6::new("fe80::7".parse().unwrap(), 9, 77, 3);
     let info = ConnectionInfo::new(
         Name::new("x").unwrap(),
@@ -203,7 +261,7 @@ fn ids_print_as_hex_and_secrets_not_at_all() {
 }
 
 fn any_name() -> impl Strategy<Value = Name> {
-    // Any characters at all, cut to what fits a name.
+    // Any characters, cut to the length of a name.
     prop::collection::vec(any::<char>(), 1..=255).prop_map(|chars| {
         let mut name = String::new();
         for c in chars {
@@ -224,29 +282,33 @@ fn any_address() -> impl Strategy<Value = SocketAddr> {
     prop_oneof![v4, v6].prop_filter("usable", |address| check_usable(*address).is_ok())
 }
 
+/// Names of hosts, as a regular expression.
+const HOST: &str = "[a-z0-9_]{1,63}(\\.[a-z][a-z-]{0,20}){0,3}";
+
 proptest! {
     #[test]
     fn what_was_encoded_is_decoded(
         name in any_name(),
         id: [u8; 16],
         secret: [u8; 32],
-        addresses in prop::collection::vec(any_address(), 1..=64),
+        addresses in prop::collection::vec(any_address(), 1..=56),
+        names in prop::collection::vec((HOST, 1..=u16::MAX), 0..=8),
     ) {
-        let info =
-            ConnectionInfo::new(name, SessionId(id), Secret::new(secret), addresses).unwrap();
+        let names = names.iter().map(|(name, port)| host(name, *port)).collect();
+        let (id, secret) = (SessionId(id), Secret::new(secret));
+        let info = ConnectionInfo::with_names(name, id, secret, addresses, names).unwrap();
         let bytes = info.encode();
         prop_assert!(bytes.len() <= ConnectionInfo::MAX_ENCODED_LEN);
         prop_assert_eq!(ConnectionInfo::decode(&bytes), Ok(info));
     }
 
-    /// With the checksum out of the way, the decoder meets anything and stays canonical.
+    /// With the checksum corrected, the decoder sees arbitrary bytes and stays canonical.
     #[test]
     fn anything_that_decodes_encodes_to_itself(
-        head in [1..5u8, 0..1u8, 1..9u8],
+        head in [1..3u8, 0..5u8, 0..2u8, 1..9u8],
         tail in prop::collection::vec(any::<u8>(), 48..200),
     ) {
         let mut bytes = MAGIC.to_vec();
-        bytes.push(VERSION);
         bytes.extend(head);
         bytes.extend(tail);
         bytes.extend([0; CHECKSUM_LEN]);

@@ -1,4 +1,4 @@
-//! What was received, in the order of its frames.
+//! Restores the order of received frames.
 
 use alloc::collections::VecDeque;
 
@@ -6,17 +6,17 @@ use alloc::collections::VecDeque;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
-/// Gives out what was received in the order of its frames, whichever way and however fast each
+/// Returns received frames in the order of their arrival, whichever way and however fast each
 /// payload came: through a device, on a comm, or with its frame.
 ///
-/// A frame takes a ticket when it begins ([`Landing::reserve`]) and is handed in when nothing of it
-/// is under way any more ([`Landing::complete`]). [`Landing::poll_event`] returns the oldest once it
-/// was handed in.
+/// A frame takes a ticket when it begins ([`Landing::reserve`]) and is completed when nothing of it
+/// is in flight any more ([`Landing::complete`]). [`Landing::poll_event`] returns the oldest frame
+/// once it is complete.
 #[derive(Debug)]
 pub struct Landing<P> {
     /// The number of the oldest ticket.
     first: u64,
-    /// One place for each ticket that is not over, oldest first.
+    /// One place per ticket still in use, oldest first.
     places: VecDeque<Option<P>>,
 }
 
@@ -30,13 +30,13 @@ impl<P> Default for Landing<P> {
 }
 
 impl<P> Landing<P> {
-    /// Whether nothing waits: what has arrived may be dealt with at once.
+    /// Returns whether no frame waits: a frame that has arrived may be processed at once.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
 
-    /// How many frames wait, or are waited for.
+    /// Returns the number of frames that wait or are not complete.
     #[must_use]
     pub fn len(&self) -> usize {
         self.places.len()
@@ -48,7 +48,7 @@ impl<P> Landing<P> {
         Ticket(self.first + self.places.len() as u64 - 1)
     }
 
-    /// Hands in the frame that has this ticket. Drops the payload if the ticket is over.
+    /// Completes the frame with this ticket. Drops the payload if the ticket is no longer valid.
     pub fn complete(&mut self, ticket: Ticket, payload: P) {
         let at = ticket.0.checked_sub(self.first);
         let place = at.and_then(|at| self.places.get_mut(usize::try_from(at).ok()?));
@@ -57,7 +57,7 @@ impl<P> Landing<P> {
         }
     }
 
-    /// The oldest frame, if it was handed in.
+    /// Returns the oldest frame, if it is complete.
     pub fn poll_event(&mut self) -> Option<P> {
         let payload = self.places.front_mut()?.take()?;
         self.places.pop_front();
@@ -65,7 +65,7 @@ impl<P> Landing<P> {
         Some(payload)
     }
 
-    /// Gives up all places; returns what was handed in.
+    /// Gives up all places; returns the frames that were complete.
     pub fn close(&mut self) -> impl Iterator<Item = P> + use<P> {
         self.first += self.places.len() as u64;
         core::mem::take(&mut self.places).into_iter().flatten()

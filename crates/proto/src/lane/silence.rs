@@ -1,33 +1,33 @@
-//! How long a peer has made no progress.
+//! Measures how long a peer has made no progress.
 
 use core::time::Duration;
 
-/// Measures the time that counts as a peer's silence. Times are since any fixed moment.
+/// Measures the time that counts as a peer's silence. Times count from any fixed moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silence {
     looked: Option<Duration>,
 }
 
 impl Silence {
-    /// Returns how much of the time since the last look counts as silence, of which the peer may have
-    /// `limit`. A look that comes late means that this process did not run: what the peer has sent
-    /// meanwhile is not read yet.
+    /// Returns how much of the time since the last call counts as silence, of which the peer may
+    /// have `limit`. A late call means that this process did not run: bytes that the peer sent
+    /// meanwhile are not read yet.
     pub fn passed(&mut self, now: Duration, limit: Duration) -> Duration {
         let before = self.looked.replace(now).unwrap_or(now);
         now.saturating_sub(before).min(limit / 4)
     }
 }
 
-/// Measures for how long something has not moved.
+/// Measures for how long a position has not moved.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stall {
-    /// Up to where it had moved, if there is something to move.
+    /// The last position, if there is something to move.
     at: Option<u64>,
     time: Duration,
 }
 
 impl Stall {
-    /// Notes that it is at `at` after another `passed`. Returns for how long it has been there.
+    /// Records the position `at` after another `passed`. Returns for how long it has not moved.
     pub fn look(&mut self, at: Option<u64>, passed: Duration) -> Duration {
         let still = at.is_some() && self.at == at;
         self.at = at;
@@ -54,7 +54,7 @@ mod tests {
         };
         assert_eq!(look(0, 5), 0);
         assert_eq!(look(1, 5), 1);
-        // An hour in which nobody looked: the next looks tell.
+        // After an hour without a call, the next calls decide.
         assert_eq!(look(3601, 5), 3);
         assert_eq!(look(3603, 5), 5);
         assert_eq!(look(3604, 6), 0);

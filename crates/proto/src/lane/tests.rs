@@ -1,4 +1,4 @@
-//! What the tests of a lane share: chunks, postings, and a few words for what a lane does.
+//! Shared helpers for the tests of a lane: chunks, postings, and short names for what a lane does.
 //!
 //! | module | what it tests |
 //! |---|---|
@@ -22,7 +22,7 @@ use core::cell::Cell;
 use super::*;
 use crate::frame::HEADER_BYTES;
 
-/// A chunk: its name and how long it is.
+/// A chunk: its id and its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Piece {
     id: ChunkId,
@@ -39,7 +39,7 @@ impl Chunk for Piece {
     }
 }
 
-/// A posting whose chunks are taken in order. Clones share what was taken.
+/// A posting whose chunks are taken in order. Clones share their state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Run {
     op: Op,
@@ -62,7 +62,7 @@ impl Run {
         }
     }
 
-    /// The chunks that nobody has taken.
+    /// Returns the chunks not taken yet.
     fn rest(&self) -> &[Piece] {
         &self.pieces[self.taken.get()..]
     }
@@ -99,12 +99,12 @@ impl Offer for Run {
     }
 }
 
-/// All chunks that were in flight on a lane that was closed.
+/// Returns all chunks that were in flight on a lane that was closed.
 fn in_flight(remains: Remains<Run>) -> Vec<Piece> {
     [remains.reads, remains.writes].concat()
 }
 
-/// A posting that counts how often a lane looks at it or at others of the same count.
+/// A posting that counts how often a lane examines it or others with the same counter.
 #[derive(Clone, Debug)]
 struct Counted {
     run: Run,
@@ -158,7 +158,7 @@ impl<O, A> Room<O, A> for Rooms {
 
 const ROOM: Rooms = Rooms(true, true);
 
-/// An answer is known by a number here.
+/// Answers are numbers here.
 type Alone = Lane<Run, u32>;
 
 fn frame(kind: Kind, id: ChunkId, payload: u64) -> Header {
@@ -173,7 +173,7 @@ fn chunk(transfer: u64, seq: u32) -> ChunkId {
     ChunkId { transfer, seq }
 }
 
-/// Everything that the lane wants to send now, one word each.
+/// Lists everything that the lane can send now, one word each.
 fn drain(lane: &mut Alone) -> Vec<&'static str> {
     core::iter::from_fn(|| lane.poll_transmit(&mut { ROOM }))
         .map(|transmit| match transmit {
@@ -185,7 +185,7 @@ fn drain(lane: &mut Alone) -> Vec<&'static str> {
         .collect()
 }
 
-/// The frames that wait to be sent ahead of payload.
+/// Returns the frames that wait to be sent ahead of payload.
 fn urgent(lane: &mut Alone) -> Vec<(Kind, ChunkId)> {
     let mut out = Vec::new();
     lane.encode_urgent(&mut out);

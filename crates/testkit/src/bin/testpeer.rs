@@ -1,9 +1,10 @@
-//! The second process of the integration tests: see `tcpx_testkit::serve`, and `tcpx_testkit::flood`.
+//! The second process of the integration tests: see `tcpx_testkit::serve`, and
+//! `tcpx_testkit::flood`.
 
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 fn main() {
-    // Also when the test is killed while this process is stopped.
+    // Ends this process also if the test is killed while this process is stopped.
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         eprintln!("tcpx-testpeer may outlive its test: {error}");
     }

@@ -11,7 +11,7 @@ use crate::protocol::Command;
 use crate::story::wait_until;
 
 impl RemoteProcess {
-    /// Its application does nothing at all from now on, not even listen to commands.
+    /// Puts its application to sleep: from now on it does not even read commands.
     ///
     /// # Panics
     /// When it is asleep already.
@@ -20,7 +20,7 @@ impl RemoteProcess {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let file = format!("tcpx-testkit-{}-{number}.wake", std::process::id());
         let file = std::env::temp_dir().join(file);
-        // Left behind by an earlier process with the same number, perhaps.
+        // Possibly left by an earlier process with the same id.
         let _ = std::fs::remove_file(&file);
         let before = lock(&self.alarm).replace(file.clone());
         assert!(before.is_none(), "asleep already");
@@ -39,14 +39,14 @@ impl RemoteProcess {
         let _ = std::fs::remove_file(file);
     }
 
-    /// How many files and sockets it has open.
+    /// Returns how many files and sockets it has open.
     #[must_use]
     pub fn open_files(&self) -> usize {
         let files = format!("/proc/{}/fd", self.pid().as_raw_nonzero());
         std::fs::read_dir(files).map_or(0, Iterator::count)
     }
 
-    /// Its sockets and other unnamed descriptors that a program which it executes would keep.
+    /// Returns its sockets and other unnamed descriptors that an executed program would keep.
     #[must_use]
     pub fn kept_on_exec(&self) -> Vec<String> {
         const CLOEXEC: u32 = 0o2_000_000;
@@ -66,10 +66,10 @@ impl RemoteProcess {
         kept.collect()
     }
 
-    /// How much memory it has in use.
+    /// Returns how much memory it has in use.
     ///
     /// # Panics
-    /// When the system does not say.
+    /// When the system does not report it.
     #[must_use]
     pub fn resident_bytes(&self) -> usize {
         let status = format!("/proc/{}/status", self.pid().as_raw_nonzero());
@@ -79,7 +79,7 @@ impl RemoteProcess {
         kib.map(|kib: usize| kib << 10).expect("a number")
     }
 
-    /// Limits its descriptors to those that it has, and back to what it was allowed when this is dropped.
+    /// Limits its descriptors to those that it has; dropping this restores the limit.
     ///
     /// # Panics
     /// When the limit cannot be changed.
@@ -89,7 +89,7 @@ impl RemoteProcess {
         let open = std::fs::read_dir(files).expect("its files").flatten();
         let open = open.filter_map(|file| file.file_name().to_str()?.parse::<u64>().ok());
         let open: BTreeSet<_> = open.collect();
-        // The next file would get the least number that is free.
+        // The next file would get the lowest free number.
         let current = (0..).find(|number| !open.contains(number));
         let pid = self.pid();
         let maximum = getrlimit(Resource::Nofile).maximum;
@@ -126,13 +126,13 @@ impl RemoteProcess {
             };
             tasks.flatten().all(|task| {
                 let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-                // The name is in parentheses and may hold anything; the state follows.
+                // The name is in parentheses and may contain anything; the state follows.
                 stat.rsplit(") ").next().is_none_or(|s| s.starts_with('T'))
             })
         });
     }
 
-    /// Lets it go on after [`RemoteProcess::freeze`].
+    /// Resumes it after [`RemoteProcess::freeze`].
     pub fn thaw(&self) {
         self.signal(Signal::CONT);
     }
@@ -142,7 +142,7 @@ impl RemoteProcess {
     }
 
     fn signal(&self, signal: Signal) {
-        // It may be gone.
+        // It may have ended.
         let _ = kill_process(self.pid(), signal);
     }
 
@@ -162,7 +162,7 @@ pub struct ExhaustedFiles {
 
 impl Drop for ExhaustedFiles {
     fn drop(&mut self) {
-        // It may be gone.
+        // It may have ended.
         let _ = prlimit(Some(self.pid), Resource::Nofile, self.before);
     }
 }

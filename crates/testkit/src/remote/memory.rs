@@ -12,29 +12,29 @@ use crate::protocol::{Command, Hex, Registered};
 pub struct RemoteMemory {
     memory: u64,
     region: u64,
-    /// What others need to address it.
+    /// The descriptor that others need to address it.
     pub descriptor: RemoteRegion,
-    /// Bytes in it.
+    /// Length in bytes.
     pub len: usize,
 }
 
 impl RemoteMemory {
-    /// Names the memory in a [`Command`].
+    /// Returns the id of the memory in a [`Command`].
     #[must_use]
     pub fn id(&self) -> u64 {
         self.memory
     }
 
-    /// Names its registration in a [`Command`].
+    /// Returns the id of its registration in a [`Command`].
     #[must_use]
     pub fn region_id(&self) -> u64 {
         self.region
     }
 
-    /// From the answer to a [`Command`] that registered `len` bytes.
+    /// Creates it from the answer to a [`Command`] that registered `len` bytes.
     ///
     /// # Panics
-    /// When its descriptor is none.
+    /// When its descriptor is invalid.
     #[must_use]
     pub fn new(registered: Registered, len: usize) -> Self {
         let descriptor =
@@ -55,13 +55,13 @@ impl RemoteProcess {
         RemoteMemory::new(registered, len)
     }
 
-    /// Maps and registers memory in it that can be taken away, see [`RemoteProcess::allow`].
+    /// Maps and registers memory in it that can be unmapped, see [`RemoteProcess::allow`].
     pub fn mapped(&self, len: usize) -> RemoteMemory {
         let registered: Registered = self.expect(Command::Map { len });
         RemoteMemory::new(registered, len)
     }
 
-    /// Changes what may be done with pages of memory from [`RemoteProcess::mapped`].
+    /// Changes the allowed access to pages of memory from [`RemoteProcess::mapped`].
     pub fn allow(&self, memory: &RemoteMemory, access: Access, offset: usize, len: usize) {
         let memory = memory.memory;
         self.expect(Command::Allow {
@@ -94,7 +94,7 @@ impl RemoteProcess {
         self.begin_fill(memory, content).get();
     }
 
-    /// As [`RemoteProcess::fill`], without waiting.
+    /// Does what [`RemoteProcess::fill`] does, without waiting.
     pub fn begin_fill(&self, memory: &RemoteMemory, content: Content) -> Pending<'_, ()> {
         self.begin(Command::Put {
             memory: memory.memory,
@@ -104,7 +104,7 @@ impl RemoteProcess {
         })
     }
 
-    /// Fills all of it with what nobody writes.
+    /// Fills all of it with a pattern that nobody writes.
     pub fn poison(&self, memory: &RemoteMemory) {
         self.fill(memory, Content::Byte(REMOTE_POISON));
     }
@@ -119,7 +119,7 @@ impl RemoteProcess {
         })
     }
 
-    /// All of its bytes.
+    /// Returns all of its bytes.
     pub fn bytes(&self, memory: &RemoteMemory) -> Vec<u8> {
         let (memory, offset, len) = (memory.memory, 0, memory.len);
         let Hex(bytes) = self.expect(Command::Bytes {
@@ -139,7 +139,7 @@ impl RemoteProcess {
         self.begin_check(memory, expected).verify();
     }
 
-    /// As [`RemoteProcess::check`], without waiting: [`Pending::verify`] does.
+    /// Does what [`RemoteProcess::check`] does, without waiting: [`Pending::verify`] does.
     pub fn begin_check(
         &self,
         memory: &RemoteMemory,

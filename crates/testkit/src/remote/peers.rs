@@ -4,31 +4,37 @@ use tcpx::ErrorKind;
 
 use super::RemoteProcess;
 use crate::host::Host;
+use crate::ledger::Figures;
 use crate::protocol::{Command, Failure, Lane, Notice};
 use crate::story::{REMOTE_GUARD, wait_until};
 
 impl RemoteProcess {
-    /// Tells it of the session of this process.
+    /// Adds the session of this process as its peer.
     pub fn knows(&self, host: &Host) {
         self.knows_info(&host.session.connection_info());
     }
 
-    /// Tells it of any session.
+    /// Adds any session as its peer.
     pub fn knows_info(&self, info: &[u8]) {
         let info = info.to_vec();
         let _: String = self.expect(Command::AddPeer { info });
     }
 
+    /// Returns its session's statistics, which agree with the requests to it.
+    pub fn figures(&self) -> Figures {
+        self.expect(Command::Figures)
+    }
+
     /// Makes it connect.
     ///
     /// # Errors
-    /// It could not.
+    /// The connection failed.
     pub fn connect(&self, peer: &str) -> Result<(), Failure> {
         let (peer, timeout) = (peer.to_owned(), REMOTE_GUARD);
         self.call(Command::Connect { peer, timeout })
     }
 
-    /// The name of the next peer that has connected to it.
+    /// Returns the name of the next peer that has connected to it.
     pub fn accept(&self) -> String {
         self.expect(Command::Accept {
             timeout: REMOTE_GUARD,
@@ -41,10 +47,10 @@ impl RemoteProcess {
         self.expect(Command::Disconnect { peer })
     }
 
-    /// Whether it is connected. To somebody who is unknown it is not.
+    /// Returns whether it is connected; false for an unknown peer.
     ///
     /// # Panics
-    /// When the engine has another objection.
+    /// When the engine fails otherwise.
     pub fn is_connected(&self, peer: &str) -> bool {
         let peer = peer.to_owned();
         match self.call(Command::IsConnected { peer }) {
@@ -54,10 +60,10 @@ impl RemoteProcess {
         }
     }
 
-    /// Its lanes to a peer; none to somebody who is unknown.
+    /// Returns its lanes to a peer; none for an unknown peer.
     ///
     /// # Panics
-    /// When the engine has another objection.
+    /// When the engine fails otherwise.
     pub fn lanes(&self, peer: &str) -> Vec<Lane> {
         let peer = peer.to_owned();
         match self.call(Command::Lanes { peer }) {
@@ -67,20 +73,20 @@ impl RemoteProcess {
         }
     }
 
-    /// Makes it send a message on its own.
+    /// Makes it send a notification.
     pub fn notify(&self, peer: &str, message: &[u8]) {
         let (peer, message) = (peer.to_owned(), message.to_vec());
         self.expect(Command::Notify { peer, message })
     }
 
-    /// The next notification that it gets.
+    /// Returns the next notification that it gets.
     pub fn notification(&self) -> Notice {
         self.expect(Command::WaitNotification {
             timeout: REMOTE_GUARD,
         })
     }
 
-    /// The next `count` notifications that it gets.
+    /// Returns the next `count` notifications that it gets.
     pub fn next_notifications(&self, count: usize) -> Vec<Notice> {
         let mut all = Vec::new();
         wait_until("all notifications are there", || {
@@ -90,7 +96,7 @@ impl RemoteProcess {
         all
     }
 
-    /// Whatever notifications it has got.
+    /// Returns all notifications that it has received.
     pub fn notifications(&self) -> Vec<Notice> {
         self.expect(Command::TakeNotifications)
     }

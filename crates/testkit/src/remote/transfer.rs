@@ -18,7 +18,7 @@ impl<'a> RemoteTransfer<'a> {
     /// Posts it.
     ///
     /// # Errors
-    /// What the engine said.
+    /// The engine's error.
     pub fn post(&self) -> Result<(), Failure> {
         self.begin_post(None).result()
     }
@@ -26,7 +26,7 @@ impl<'a> RemoteTransfer<'a> {
     /// Posts it with a notification.
     ///
     /// # Errors
-    /// What the engine said.
+    /// The engine's error.
     pub fn post_with_notification(&self, message: &[u8]) -> Result<(), Failure> {
         self.begin_post(Some(message)).result()
     }
@@ -42,7 +42,7 @@ impl<'a> RemoteTransfer<'a> {
     /// Waits for its end.
     ///
     /// # Errors
-    /// Why it failed.
+    /// The reason it failed.
     pub fn wait(&self) -> Result<(), Failure> {
         self.begin_wait().result()
     }
@@ -53,13 +53,13 @@ impl<'a> RemoteTransfer<'a> {
         self.process.begin(Command::Wait { transfer, timeout })
     }
 
-    /// Where it stands.
+    /// Returns its state.
     pub fn state(&self) -> TransferState {
         let name: String = self.process.expect(Command::Poll { transfer: self.id });
         state_named(&name)
     }
 
-    /// Gives it up.
+    /// Aborts it.
     pub fn abort(&self) {
         self.process.expect(Command::Abort { transfer: self.id })
     }
@@ -69,14 +69,14 @@ impl<'a> RemoteTransfer<'a> {
         self.process.expect(Command::Release { transfer: self.id })
     }
 
-    /// Bytes of the message that a tagged receive got.
+    /// Returns the length of the message that a tagged receive got.
     pub fn received(&self) -> u64 {
         self.process.expect(Command::Received { transfer: self.id })
     }
 }
 
 impl RemoteProcess {
-    /// Plans a transfer between its memory and memory of a peer.
+    /// Prepares a transfer between its memory and memory of a peer.
     pub fn transfer(
         &self,
         op: Op,
@@ -88,7 +88,7 @@ impl RemoteProcess {
         self.transfer_repeated(op, peer, memory, target, copies, 1)
     }
 
-    /// Plans a transfer of `copies` over and over again, which ends only by interference.
+    /// Prepares a transfer that repeats `copies` and ends only by interference.
     pub fn endless(
         &self,
         op: Op,

@@ -1,6 +1,6 @@
-//! Attackers who speak the wire protocol themselves. Whatever they do, the victim ends that
+//! Attackers that speak the wire protocol themselves. Whatever they do, the victim ends that
 //! connection with a clear reason or refuses, no byte outside granted memory changes, and an honest
-//! peer goes on.
+//! peer is still served.
 
 mod flooding;
 mod greedy;

@@ -1,4 +1,5 @@
-//! Closing a session: what it was given before arrives, and peers that are gone or stopped do not keep it.
+//! Closing a session: what was sent before arrives, and peers that are gone or stopped do not block
+//! it.
 
 use tcpx::{ErrorKind, Op};
 use tcpx_testkit::host::{done, fails, wait_for_traffic};
@@ -7,7 +8,7 @@ use tcpx_testkit::{Copy, Host, RemoteProcess, Setup, on_every_setup, on_main_set
 
 const MIB: usize = 1 << 20;
 
-/// How many messages of how many bytes a session leaves behind.
+/// Number and size of the messages that a session sends before it closes.
 const LEGACIES: [(usize, usize); 5] = [(1, 0), (1, 32), (1000, 1024), (5000, 3), (10, MIB)];
 
 on_every_setup!(
@@ -63,7 +64,7 @@ fn notifications_arrive(setup: &Setup) {
             } else {
                 drop((alice, peer));
             }
-            // They are there, not only on their way.
+            // They have arrived, and are not merely in flight.
             check(&bob.notifications(), "alice", count, len);
         }
     }
@@ -133,7 +134,7 @@ fn the_peer_learns_that_its_transfers_are_done(setup: &Setup) {
                 &here.region.descriptor(),
                 &copies,
             );
-            // The other lanes have something to say as well.
+            // The other lanes have pending frames as well.
             let others: Vec<_> = (0..round % 4)
                 .map(|_| {
                     let descriptor = here.region.descriptor();
@@ -149,7 +150,7 @@ fn the_peer_learns_that_its_transfers_are_done(setup: &Setup) {
             let send = bob.send("alice", &there, 0, len, 7);
             let receive = alice.session.recv(&peer, here.region.at(0), len, 7);
             done(&receive.expect("posted"));
-            // Whatever has arrived here is known to have arrived there.
+            // A message that has arrived here is acknowledged there.
             alice.session.close();
             for transfer in others.into_iter().chain([write, send]) {
                 if let Err(error) = transfer.wait() {
@@ -179,7 +180,7 @@ fn both_close_at_once(setup: &Setup) {
 }
 
 fn a_peer_is_stopped(setup: &Setup) {
-    // Alice is not told that bob does not keep up.
+    // Alice gets no error although bob does not keep up.
     let setup = &setup.with("queue_bytes", "256M");
     let (bob, carol) = (
         RemoteProcess::open("bob", setup),
@@ -203,7 +204,7 @@ fn a_peer_is_stopped(setup: &Setup) {
             let message = message(index, 1024);
             alice.session.notify(&to_carol, &message).expect("queued");
         }
-        // The time limit of the story tells whether this waits for him for ever.
+        // The time limit of the story shows whether this waits for him for ever.
         alice.session.close();
         check(&carol.notifications(), "alice", 1000, 1024);
         bob.thaw();
@@ -221,7 +222,7 @@ fn a_peer_is_gone(setup: &Setup) {
                 .expect("bob still listens");
         }
         bob.kill();
-        // Refused or not: it has nowhere to go.
+        // Refused or not: it cannot be delivered.
         let _ = alice.session.notify(&peer, b"farewell");
         alice.session.close();
     }
@@ -232,7 +233,7 @@ fn notifications_arrive_though_a_plugin_takes_its_time_to_connect() {
     story(|| {
         let setup = Setup::lanes4_workers3();
         let bob = RemoteProcess::open("bob", &setup);
-        // As GPUDirect-TCPX does; other transports do not mind.
+        // As GPUDirect-TCPX requires; other transports do not need it.
         let mut slow = std::process::Command::new(tcpx_testkit::remote::binary());
         slow.env("TCPX_EMU_PENDING_MS", "6000");
         let alice = RemoteProcess::spawn("alice", slow);

@@ -1,4 +1,4 @@
-//! How sessions find each other: lazily, explicitly, both at once, many at a time, and in vain.
+//! Connecting: lazily, explicitly, both sides at once, many at a time, and without success.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -73,10 +73,10 @@ fn a_peer_that_was_only_accepted_is_a_peer_like_any_other(setup: &Setup) {
     pending.get();
     assert_eq!(peer.name(), "bob");
     assert!(peer.is_connected());
-    // Alice has never seen bob's info and uses the connection that he made.
+    // Alice never got bob's info and uses the connection that he made.
     alice.verify_traffic(&peer, &bob, 3);
 
-    // Once it is gone there is no way to him.
+    // Once it is gone she cannot reach him.
     bob.disconnect("alice");
     wait_until("alice has noticed", || !peer.is_connected());
     let error = peer.connect(GUARD).expect_err("no info");
@@ -126,7 +126,7 @@ fn both_sides_connect_at_once() {
                 peer.connect(GUARD).expect("bob listens");
                 theirs.get();
             }
-            // Lazily in odd rounds: both post and leave it to the engine.
+            // Lazily in odd rounds: both post and leave connecting to the engine.
             let back = alice.memory(100_000);
             back.poison();
             let theirs = bob.transfer(
@@ -233,7 +233,7 @@ fn a_session_with_32_peers() {
     story(|| {
         const PEERS: usize = 32;
         const LEN: usize = 1 << 20;
-        // A hundred threads may share few cores: it is not about how long one of them waits.
+        // A hundred threads may share few cores: the duration of a single wait does not matter.
         let setup = Setup::lanes4_workers3().with("peer_timeout", "40s");
         let hub = Host::open("hub", &setup);
         let names: Vec<_> = (0..PEERS).map(|i| format!("spoke-{i}")).collect();
@@ -249,7 +249,7 @@ fn a_session_with_32_peers() {
             spoke.poison(memory);
         }
 
-        // A WRITE to each at the same time, each with a notification, and each of them writes to us.
+        // A WRITE to each at the same time, each with a notification, and each of them writes back.
         let inbox = hub.memory(PEERS * 1000);
         inbox.poison();
         let writes: Vec<_> = (0..PEERS)
@@ -370,7 +370,7 @@ fn nobody_listens_at_a_dead_address() {
     });
 }
 
-/// Somebody's info with other addresses.
+/// Returns an info with other addresses.
 fn with_addresses(info: &[u8], addresses: Vec<SocketAddr>) -> Vec<u8> {
     let info = ConnectionInfo::decode(info).expect("info");
     let (name, id, secret) = (info.name().clone(), info.id(), info.secret().clone());
@@ -454,19 +454,29 @@ fn a_frozen_process_does_not_answer_in_time() {
         let bob = RemoteProcess::open("bob", &setup);
         let peer = alice.knows(&bob);
         bob.freeze();
-        // The caller's patience is one thing …
-        let error = peer
-            .connect(Duration::from_millis(50))
-            .expect_err("bob is frozen");
-        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
-        // … the engine's another.
+        // The caller's timeout: it learns the state of the attempt …
+        let address = bob.addresses()[0];
+        wait_until("the caller learns what was tried", || {
+            let error = peer.connect(Duration::from_millis(50));
+            match error.expect_err("bob is frozen") {
+                tcpx::Error::NotReachedInTime { attempts, .. } => {
+                    attempts.iter().any(|attempt| attempt.address == address)
+                }
+                error => {
+                    assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
+                    false
+                }
+            }
+        });
+        // … and the engine's timeout.
         let error = peer.connect(GUARD).expect_err("bob is frozen");
         assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
         for attempt in attempts(error) {
-            assert_eq!(attempt.cause, AttemptCause::TimedOut);
+            // His kernel has accepted the connection.
+            assert_eq!(attempt.cause, AttemptCause::HandshakeTimedOut);
         }
         bob.thaw();
-        // He is well; whether a second is enough for him depends on the machine.
+        // He is running; whether a second is enough depends on the machine.
         let carol = Host::open("carol", &Setup::lanes4_workers3());
         carol.verify_traffic(&carol.knows(&bob), &bob, 1);
         wait_until("bob answers in time", || peer.connect(GUARD).is_ok());
@@ -506,7 +516,7 @@ fn whoever_hears_from_a_peer_can_answer_it() {
         let setup = Setup::lanes4_workers3();
         let alice = Host::open("alice", &setup);
         let bob = RemoteProcess::open("bob", &setup);
-        // Bob has never seen alice's info: her connection is his only way to her.
+        // Bob never got alice's info: her connection is his only way to her.
         let peer = alice.knows(&bob);
         for round in 0..300_u32 {
             let heard = bob.begin::<serde_json::Value>(Command::WaitNotification {
@@ -574,7 +584,7 @@ fn connections_leave_nothing_behind() {
 #[test]
 fn nothing_waits_for_a_frozen_peer() {
     story(|| {
-        // Whoever did would wait for an hour.
+        // A caller that waited would wait for an hour.
         let setup = Setup::lanes4_workers3().with("peer_timeout", "1h");
         let alice = Host::open("alice", &setup);
         let bob = RemoteProcess::open("bob", &setup);
@@ -590,7 +600,7 @@ fn nothing_waits_for_a_frozen_peer() {
         let (peer, transfer) = endless(Op::Write);
         peer.disconnect();
         assert_eq!(fails(&transfer), lost("bob", LostCause::Disconnected));
-        // What waits for a connection ends, too.
+        // Transfers that wait for a connection end, too.
         transfer.post().expect("posted");
         peer.disconnect();
         assert_eq!(fails(&transfer), lost("bob", LostCause::Disconnected));

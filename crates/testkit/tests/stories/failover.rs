@@ -1,11 +1,12 @@
-//! A network that blinks: lanes are lost, and transfers go on. Two machines with two cables, as root;
-//! elsewhere these tests say that they were skipped.
+//! An unreliable network: lanes are lost, and transfers continue. Two machines with two cables, as
+//! root; otherwise these tests report that they were skipped.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tcpx::{ErrorKind, Op, TransferState};
 use tcpx_testkit::host::{fails, wait_for_traffic};
+use tcpx_testkit::ledger::verify_agreement;
 use tcpx_testkit::netns::{Family, Machine};
 use tcpx_testkit::pattern::LOCAL_POISON;
 use tcpx_testkit::story::story_within;
@@ -28,8 +29,8 @@ impl Stage {
         Some(stage)
     }
 
-    /// Moves bytes both ways until `is_over`, verifies each of them, and that every notification has
-    /// come once and in order. Returns how many rounds there were, and the longest.
+    /// Moves bytes in both directions until `is_over`, verifies all of them, and that every
+    /// notification has come once and in order. Returns the number of rounds, and the longest.
     fn traffic(&self, is_over: impl Fn() -> bool) -> (u32, Duration) {
         let (here, there) = (self.alice.memory(LEN), self.bob.memory(LEN));
         let copies = [Copy::new(0, 0, LEN)];
@@ -69,6 +70,9 @@ impl Stage {
             longest = longest.max(begin.elapsed());
         }
         assert!(self.bob.notifications().is_empty(), "one came twice");
+        verify_agreement(["alice", "bob"], || {
+            [self.alice.figures(), self.bob.figures()]
+        });
         write.release();
         read.release();
         self.alice.deregister(&here);
@@ -76,7 +80,7 @@ impl Stage {
         (rounds, longest)
     }
 
-    /// Runs `fault` beside traffic.
+    /// Injects `fault` during traffic.
     fn beside_traffic(&self, fault: impl FnOnce() + Send) -> (u32, Duration) {
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -159,7 +163,7 @@ fn all_streams_are_reset() {
     });
 }
 
-/// Also on a plugin, whose own connections stay: the lane gets comms with its new stream.
+/// Also on a plugin, whose own connections stay: the lane gets new comms with its new stream.
 #[test]
 fn the_stream_of_one_lane_is_reset() {
     story_within(GUARD, || {
@@ -319,7 +323,7 @@ fn a_peer_is_killed_and_restarted_beside_others() {
     });
 }
 
-/// Once an abort is over, either side may use its memory for something else.
+/// After an abort, either side may reuse its memory.
 #[test]
 fn ten_thousand_aborts_leave_no_stray_byte() {
     story_within(GUARD, || {
@@ -332,7 +336,7 @@ fn ten_thousand_aborts_leave_no_stray_byte() {
         let memory = SIZES.map(|len| (alice.memory(len), bob.memory(len)));
         let mut random = 1u64;
         let mut draw = |below: u64| {
-            // Any sequence will do that has no period of its own.
+            // Any sequence without a short period works.
             random = random
                 .wrapping_mul(6364136223846793005)
                 .wrapping_add(1442695040888963407);
@@ -358,7 +362,7 @@ fn ten_thousand_aborts_leave_no_stray_byte() {
                 std::thread::yield_now();
             }
             aborted += u32::from(transfer.poll() == TransferState::Aborted);
-            // Both sides go on with their memory at once.
+            // Both sides reuse their memory at once.
             let (mine, theirs) = (Content::Byte(0x22), Content::Byte(0x80 | round as u8));
             here.memory.fill(mine);
             bob.fill(there, theirs);

@@ -1,5 +1,5 @@
-//! What goes wrong goes wrong for one transfer or one peer: memory is let go of when the engine says so, errors say
-//! what happened, nobody waits for ever, and nobody else notices.
+//! Failures affect one transfer or one peer: memory is released when the engine reports it, errors
+//! say what happened, no call blocks for ever, and other peers are not affected.
 
 mod abort;
 mod chaos;

@@ -1,5 +1,5 @@
-//! Processes that fork: children leave what they inherit alone, keep nothing of their parent's
-//! alive, and make sessions of their own.
+//! Processes that fork: children do not use inherited objects, keep no resource of their parent
+//! alive, and create sessions of their own.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -25,7 +25,7 @@ fn children_leave_the_session_alone(setup: &Setup) {
     let bob = RemoteProcess::open("bob", setup);
     let (to_bob, traffic) = (alice.meets(&bob), alice.memory(MIB));
     let (there, target) = (bob.memory(MIB), bob.memory(100));
-    // Bob's own, never posted again: something to inherit.
+    // Bob's own, never posted again: an object to inherit.
     let write = bob.transfer(
         Op::Write,
         "alice",
@@ -64,7 +64,7 @@ fn children_leave_the_session_alone(setup: &Setup) {
     alice.verify_traffic(&to_bob, &bob, 1);
 }
 
-/// Only the end of its sockets can tell: nobody waits for the time limit.
+/// Only the end of its sockets can reveal it: nothing waits for the time limit.
 fn a_dead_parent_is_noticed_while_its_child_lives(setup: &Setup) {
     let setup = &setup.native().with("peer_timeout", "600s");
     let alice = Host::open("alice", setup);

@@ -1,5 +1,5 @@
-//! Who was given a session's info and means harm, or does not read: it costs the session little memory, and
-//! its other peers nothing.
+//! Clients with a session's info that are malicious, or do not read: they cost the session little
+//! memory, and its other peers nothing.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -16,14 +16,14 @@ use tcpx_testkit::{Content, Copy, Expected, GUARD, Host, RemoteProcess, Setup, s
 
 const MIB: usize = 1 << 20;
 
-/// What an insider may cost, with everything that the allocator and honest traffic add. Each of them sends
-/// several times as much.
+/// Maximum memory that an insider may cost, including the overhead of the allocator and of honest
+/// traffic. Each of them sends several times as much.
 const COST: usize = 64 * MIB;
 
-/// What each of them sends, unless it is stopped.
+/// Number of bytes that each of them sends, unless it is stopped.
 const FLOOD: usize = 256 * MIB;
 
-/// Bob, an honest peer of his, and memory for what they do.
+/// Bob, an honest peer of his, and memory for their transfers.
 struct Stage {
     bob: RemoteProcess,
     alice: Host,
@@ -45,7 +45,7 @@ impl Stage {
             here,
             there,
         };
-        // What the first transfer takes is nobody's fault.
+        // The memory of the first transfer does not count.
         stage.transfer(0);
         stage
     }
@@ -69,7 +69,7 @@ impl Stage {
         ConnectionInfo::decode(&self.bob.info()).expect("bob's info")
     }
 
-    /// All lanes of an insider.
+    /// Returns all lanes of an insider.
     fn insider(&self, stranger: &Stranger) -> Vec<TcpStream> {
         let info = self.info();
         let lane = |lane| {
@@ -85,7 +85,7 @@ impl Stage {
         (0..stranger.lanes).map(lane).collect()
     }
 
-    /// Has insiders attack while alice and bob go on; checks what it costs bob.
+    /// Lets insiders attack while alice and bob transfer; checks the cost for bob.
     fn survives(&self, what: &str, attack: impl FnOnce() + Send) {
         let before = self.bob.resident_bytes();
         let over = AtomicBool::new(false);
@@ -121,7 +121,7 @@ fn setup() -> Setup {
     Setup::lanes4_workers3().native()
 }
 
-/// About a MiB of whole frames.
+/// Returns about a MiB of complete frames.
 fn block(frame: &[u8]) -> Vec<u8> {
     frame.repeat((MIB / frame.len()).max(1))
 }
@@ -137,7 +137,7 @@ fn notification(message: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A header with a table of one region and `entries` times the same range.
+/// Returns a header with a table of one region and `entries` times the same range.
 fn with_table(kind: Kind, (key, address, len): (RegionKey, u64, u32), entries: u32) -> Vec<u8> {
     let header = Header {
         regions: 1,
@@ -160,7 +160,8 @@ fn with_table(kind: Kind, (key, address, len): (RegionKey, u64, u32), entries: u
     frame
 }
 
-/// The announcement of a message under a tag of its own, with a table as long as there can be.
+/// Returns the announcement of a message under a tag of its own, with a table as long as there can
+/// be.
 fn announcement(tag: u64) -> Vec<u8> {
     const INLINE: usize = 8192;
     let entries = (8192 - 16) / ENTRY_BYTES;
@@ -224,13 +225,13 @@ fn answers_that_an_insider_does_not_read_do_not_pile_up() {
                     }
                 });
             });
-            // It has asked for more than it may without reading the answers.
+            // It has requested more than it may without reading the answers.
             lanes.iter_mut().for_each(|lane| drop(closed(lane)));
         }
     });
 }
 
-/// Everything that it may ask for on as many lanes as it may have, and parts of more than that.
+/// Requests everything allowed on as many lanes as allowed, and parts of more than that.
 #[test]
 fn all_that_an_insider_may_ask_for_costs_little() {
     story(|| {
@@ -241,7 +242,7 @@ fn all_that_an_insider_may_ask_for_costs_little() {
         let range = (descriptor.key(), descriptor.address(), LEN);
         // Answers of a MiB, each with a table as long as there can be.
         let mut asked = with_table(Kind::Read, range, 511).repeat(16);
-        // Behind them a notification that does not come to an end.
+        // After them a notification that never ends.
         let header = Header {
             payload: 7 * MIB as u64,
             ..Header::new(Kind::Notify, 0)
@@ -266,7 +267,7 @@ fn all_that_an_insider_may_ask_for_costs_little() {
 #[test]
 fn notifications_that_nobody_reads_do_not_pile_up() {
     story(|| {
-        // Long enough that nobody is given up while the machine is busy.
+        // Long enough that no peer times out while the machine is busy.
         let stage = Stage::new(&setup().with("peer_timeout", "60s"));
         let lengths = [0, 1, 100, 5000, 7 * MIB];
         let mut streams = Vec::new();
@@ -274,13 +275,13 @@ fn notifications_that_nobody_reads_do_not_pile_up() {
             let mut lanes = stage.insider(&mallory(number as u8 + 1));
             let block = block(&notification(&vec![7; len]));
             stage.survives(&format!("notifications of {len} bytes"), || {
-                // It is not heard any more at some point, and not dropped.
+                // At some point it is no longer read, but not disconnected.
                 let taken = flood(&mut lanes[0], &block, FLOOD);
                 assert!(taken < FLOOD, "bob takes everything");
             });
             streams.push(lanes);
         }
-        // Those who have left cost no more than those who stay.
+        // Insiders that have left cost no more than those that stay.
         drop(streams);
         let leave = |number| {
             let mut lanes = stage.insider(&mallory(number));
@@ -289,7 +290,7 @@ fn notifications_that_nobody_reads_do_not_pile_up() {
         stage.survives("notifications of those who have left", || {
             (20..26).for_each(leave)
         });
-        // An honest peer is still heard, and what was kept is delivered.
+        // An honest peer is still served, and kept messages are delivered.
         stage
             .alice
             .session
@@ -334,13 +335,13 @@ fn messages_without_a_receive_do_not_pile_up() {
     });
 }
 
-/// While bob's application takes nothing a peer's lane is paused; what it has been told it was told in
-/// order, and once.
+/// While bob's application takes nothing, a peer's lane is paused; messages are delivered in order,
+/// and once.
 #[test]
 fn a_sender_learns_that_its_peer_does_not_keep_up() {
     story(|| {
         for setup in [Setup::lanes1_workers1(), Setup::lanes4_workers3()] {
-            // Nobody looks after the lane but who makes room.
+            // Only the code that makes room resumes the lane.
             let setup = setup.with("queue_bytes", "1M").with("peer_timeout", "1h");
             let alice = Host::open("alice", &setup);
             let bob = RemoteProcess::open("bob", &setup);
@@ -360,7 +361,7 @@ fn a_sender_learns_that_its_peer_does_not_keep_up() {
                 };
                 assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
                 assert!(matches!(error, Error::PeerBehind { ref peer, .. } if peer == "bob"));
-                // Bob has about what he keeps, and nothing is lost.
+                // Bob keeps about his limit, and nothing is lost.
                 let heard = bob.next_notifications(sent as usize);
                 assert_eq!(heard.len(), sent as usize);
                 for (number, notice) in heard.iter().enumerate() {
@@ -382,7 +383,7 @@ fn who_is_not_listened_to_for_long_is_told_why() {
             let alice = Host::open("alice", &setup.with("peer_timeout", "60s"));
             let peer = alice.meets(&bob);
             let (here, there) = (alice.memory(MIB), bob.memory(MIB));
-            // Waits for bytes that bob asks for behind what he does not read.
+            // Waits for bytes that bob requests after what he does not read.
             let message = [7; 10_000];
             let write = alice.endless(Op::Write, &peer, &here, &there.descriptor);
             write.post().expect("posted");
@@ -396,13 +397,13 @@ fn who_is_not_listened_to_for_long_is_told_why() {
             let Error::PeerLost { cause, .. } = &told else {
                 panic!("{told}");
             };
-            // What was on its way may turn bob's goodbye into a reset.
+            // Bytes in flight may turn bob's goodbye into a reset.
             let is_told = match cause {
                 LostCause::Goodbye(text) => text.contains("does not take the notifications"),
                 cause => matches!(cause, LostCause::Io(_) | LostCause::ClosedByPeer),
             };
             assert!(is_told, "{told}");
-            // What bob has kept he still has; and a new connection is as good as any.
+            // Bob still has the messages that he kept; and a new connection works.
             assert!(!bob.notifications().is_empty());
             alice.verify_traffic(&peer, &bob, 1);
         }
@@ -427,7 +428,7 @@ fn a_notification_that_is_longer_than_bob_keeps_ends_the_connection() {
     });
 }
 
-/// A READ of so many bytes of bob's memory.
+/// Returns a READ of so many bytes of bob's memory.
 fn read_of(memory: &RemoteMemory, bytes: usize) -> Vec<u8> {
     let descriptor = RegionDescriptor::decode(&memory.descriptor.to_bytes()).expect("valid");
     let len = bytes.min(64 * MIB);
@@ -435,7 +436,7 @@ fn read_of(memory: &RemoteMemory, bytes: usize) -> Vec<u8> {
     with_table(Kind::Read, range, (bytes / len) as u32)
 }
 
-/// Waits until an answer has begun, of which the rest cannot leave.
+/// Waits until an answer has begun, of which the rest cannot be sent.
 fn answer_has_begun(stream: &TcpStream) {
     wait_until("the answer has begun", || {
         let mut bytes = vec![0; HEADER_BYTES + 1];
@@ -463,7 +464,7 @@ fn an_answer_that_has_begun_is_what_memory_held_when_it_was_taken_back() {
             lanes[0].read_exact(&mut answer).expect("all of it");
             let wrong = answer.iter().position(|byte| *byte != 1);
             assert_eq!(wrong, None, "it was read after it was taken back");
-            // The connection is as good as before.
+            // The connection works as before.
             shout(&mut lanes[0], &read_of(&stage.there, 100));
             lanes[0]
                 .read_exact(&mut [0; HEADER_BYTES + 100])
@@ -477,7 +478,7 @@ fn an_answer_that_has_begun_is_what_memory_held_when_it_was_taken_back() {
 fn taking_memory_back_does_not_copy_what_a_peer_is_slow_to_read() {
     story(|| {
         let stage = Stage::new(&setup());
-        // One long answer; and several of which each would do, but not all.
+        // One long answer; and several, of which each alone would fit, but not all.
         for (number, (lanes, bytes)) in [(1, 256 * MIB), (6, 12 * MIB)].into_iter().enumerate() {
             let memory = stage.bob.memory(64 * MIB);
             stage.bob.fill(&memory, Content::Byte(1));

@@ -1,5 +1,5 @@
-//! The stories of two or more processes, one file for each theme, in one program: it is linked once, and stories that wait
-//! for something leave the processor to others.
+//! The stories of two or more processes, one file per subject, in one program: it is linked once,
+//! and waiting stories leave the processor to others.
 
 mod attack;
 mod closing;
@@ -10,8 +10,10 @@ mod forks;
 mod insiders;
 mod network;
 mod notify;
+mod ports;
 mod same_host;
 mod strangers;
 mod tagged;
+mod timeline;
 mod transfer;
 mod trust;

@@ -1,4 +1,4 @@
-//! Two machines with cables between them: network namespaces, as root. Elsewhere these tests say
+//! Two machines with cables between them: network namespaces, as root. Otherwise these tests report
 //! that they were skipped.
 
 use std::collections::BTreeSet;
@@ -31,12 +31,12 @@ impl Stage {
         Some(Self::on(machines, "cable1,cable2", &settings))
     }
 
-    fn on(machines: TwoMachines, interfaces: &str, settings: &[(&str, &str)]) -> Self {
+    pub(crate) fn on(machines: TwoMachines, interfaces: &str, settings: &[(&str, &str)]) -> Self {
         let setup = Setup::base().with("interfaces", interfaces);
         let settings = settings.iter();
         let setup = settings.fold(setup, |setup, (key, value)| setup.with(key, *value));
         let open = |machine, name| {
-            // Should it be the emulator that carries payload: each cable has a device.
+            // If the emulator carries payload: each cable has a device.
             let devices = [0, 1].map(|cable| machines.address(machine, cable).to_string());
             let devices = devices.join(",");
             let variables = [("TCPX_EMU_NDEV", "2"), ("TCPX_EMU_ADDRESS", &devices)];
@@ -54,14 +54,14 @@ impl Stage {
         }
     }
 
-    /// The pairs of addresses that alice's lanes to bob are between.
-    fn lanes(&self) -> Vec<(IpAddr, IpAddr)> {
+    /// Returns the address pairs of alice's lanes to bob.
+    pub(crate) fn lanes(&self) -> Vec<(IpAddr, IpAddr)> {
         let lanes = self.alice.lanes("bob").into_iter();
         lanes.map(|l| (l.local.ip(), l.remote.ip())).collect()
     }
 
-    /// The two ends of a cable.
-    fn ends(&self, cable: usize) -> (IpAddr, IpAddr) {
+    /// Returns the two ends of a cable.
+    pub(crate) fn ends(&self, cable: usize) -> (IpAddr, IpAddr) {
         (
             self.machines.address(Machine::Left, cable),
             self.machines.address(Machine::Right, cable),
@@ -71,35 +71,11 @@ impl Stage {
     /// Moves bytes both ways and verifies them.
     #[track_caller]
     pub(crate) fn works(&self, seed: u64) {
-        const LEN: usize = 16 << 20;
-        let (here, there) = (self.alice.memory(LEN), self.bob.memory(LEN));
-        self.alice.fill(&here, Content::pattern(seed));
-        self.bob.poison(&there);
-        let copies = [Copy::new(1, 3, LEN - 100)];
-        let target = &there.descriptor;
-        let write = self
-            .alice
-            .transfer(Op::Write, "bob", &here, target, &copies);
-        write.post_with_notification(b"done").expect("posted");
-        write.wait().expect("written");
-        assert_eq!(self.bob.notification().message, b"done");
-        let expected = Expected::untouched(REMOTE_POISON);
-        let expected = expected.with(3..LEN - 97, Content::pattern(seed).skip(1));
-        self.bob.check(&there, &expected);
-
-        self.alice.fill(&here, Content::Byte(LOCAL_POISON));
-        let read = self.alice.transfer(Op::Read, "bob", &here, target, &copies);
-        read.post().expect("posted");
-        read.wait().expect("read");
-        let expected = Expected::untouched(LOCAL_POISON);
-        let expected = expected.with(1..LEN - 99, Content::pattern(seed).skip(1));
-        self.alice.check(&here, &expected);
-        self.alice.deregister(&here);
-        self.bob.deregister(&there);
+        moves_bytes(&self.alice, &self.bob, 16 << 20, seed);
     }
 
-    /// Moves bytes until the first two cables have carried their part both ways: which lane takes a
-    /// chunk depends on which of them the machine lets run.
+    /// Moves bytes until the first two cables have carried some in both directions: the lane of a
+    /// chunk depends on scheduling.
     #[track_caller]
     fn works_on_both_cables(&self, seed: u64) {
         wait_until("both cables carry bytes both ways", || {
@@ -115,12 +91,39 @@ impl Stage {
     }
 }
 
+/// Moves bytes from alice to bob and back, and verifies them.
+#[track_caller]
+pub(crate) fn moves_bytes(alice: &RemoteProcess, bob: &RemoteProcess, len: usize, seed: u64) {
+    let (here, there) = (alice.memory(len), bob.memory(len));
+    alice.fill(&here, Content::pattern(seed));
+    bob.poison(&there);
+    let copies = [Copy::new(1, 3, len - 100)];
+    let target = &there.descriptor;
+    let write = alice.transfer(Op::Write, bob.name(), &here, target, &copies);
+    write.post_with_notification(b"done").expect("posted");
+    write.wait().expect("written");
+    assert_eq!(bob.notification().message, b"done");
+    let expected = Expected::untouched(REMOTE_POISON);
+    let expected = expected.with(3..len - 97, Content::pattern(seed).skip(1));
+    bob.check(&there, &expected);
+
+    alice.fill(&here, Content::Byte(LOCAL_POISON));
+    let read = alice.transfer(Op::Read, bob.name(), &here, target, &copies);
+    read.post().expect("posted");
+    read.wait().expect("read");
+    let expected = Expected::untouched(LOCAL_POISON);
+    let expected = expected.with(1..len - 99, Content::pattern(seed).skip(1));
+    alice.check(&here, &expected);
+    alice.deregister(&here);
+    bob.deregister(&there);
+}
+
 fn lanes_spread_over_both_cables(family: Family) {
     story(move || {
         let Some(stage) = Stage::new(family, "cable0,cable1", &[("lanes", "4")]) else {
             return;
         };
-        // Bob listens on both, and nowhere else.
+        // Bob listens on both, and on nothing else.
         let listens: BTreeSet<_> = stage.bob.addresses().iter().map(|a| a.ip()).collect();
         assert_eq!(listens, BTreeSet::from([stage.ends(0).1, stage.ends(1).1]));
         stage.alice.connect("bob").expect("bob listens");
@@ -227,7 +230,7 @@ fn only_the_chosen_cable_is_used() {
 fn a_cable_that_was_cut_before_is_avoided() {
     story(|| {
         if Setup::names_a_plugin() {
-            // Each of its devices has a lane, and reaches what it reaches.
+            // Each of its devices has a lane, and connects to the matching device.
             return skipped("a plugin's devices are not chosen by what they reach");
         }
         let Some(stage) = Stage::new(Family::V4, "cable0,cable1", &[("lanes", "4")]) else {

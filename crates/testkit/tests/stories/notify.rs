@@ -99,7 +99,7 @@ fn twenty_thousand_arrive_in_order_and_once(setup: &Setup) {
         assert_eq!(notice.from, "alice");
     }
 
-    // And the other way, all sent before the first is looked at.
+    // In the other direction too, all sent before the first is taken.
     const BACK: usize = 2000;
     let sent: Vec<_> = (0..BACK)
         .map(|i| {
@@ -124,14 +124,14 @@ fn repostings_notify_in_order(setup: &Setup) {
     let bob = RemoteProcess::open("bob", setup);
     let peer = alice.knows(&bob);
     let (here, there) = (alice.memory(2 * MIB), bob.memory(2 * MIB));
-    // Something else is always under way, so that lanes differ in load.
+    // Something else is always in flight, so that lanes differ in load.
     let other = alice.endless(Op::Write, &peer, &here, &there.descriptor);
     other.post().expect("posted");
     for op in [Op::Write, Op::Read] {
         for bytes in [100, 2 * MIB] {
             let transfer = alice.transfer(op, &peer, &here, &there, &[Copy::new(0, 0, bytes)]);
             let rounds = if bytes > MIB { ROUNDS / 10 } else { ROUNDS };
-            // Some travel with a chunk, some behind it; some are long, some are short.
+            // Some travel with a chunk, some after it; some are long, some are short.
             let message = |i: usize| {
                 let mut message = (i as u32).to_le_bytes().to_vec();
                 message.resize([4, 4 << 10, 60 << 10, 300][i % 4], 7);
@@ -158,7 +158,7 @@ fn repostings_notify_in_order(setup: &Setup) {
 }
 
 fn bytes_are_there_before_the_notification(setup: &Setup) {
-    // Bob looks at his memory when he is told, not when alice knows that it is done.
+    // Bob reads his memory when he is notified, not when alice knows that it is done.
     const LEN: usize = 5 * MIB;
     let alice = Host::open("alice", setup);
     let bob = RemoteProcess::open("bob", setup);
@@ -170,7 +170,7 @@ fn bytes_are_there_before_the_notification(setup: &Setup) {
         here.memory.fill(content);
         bob.poison(&there);
         let transfer = alice.transfer(Op::Write, &peer, &here, &there, &[Copy::new(0, 0, len)]);
-        // He waits already, and compares as soon as it comes.
+        // He already waits, and compares as soon as it comes.
         let told = bob.begin::<serde_json::Value>(Command::WaitNotification {
             timeout: REMOTE_GUARD,
         });

@@ -8,6 +8,7 @@ use tcpx::{ErrorKind, Op};
 use tcpx_testkit::host::{done, fails, wait_for_traffic};
 use tcpx_testkit::pattern::Dice;
 use tcpx_testkit::remote::binary;
+use tcpx_testkit::story::skipped;
 use tcpx_testkit::{
     Content, Copy, Expected, GUARD, Host, LocalMemory, RemoteProcess, Setup, story, wait_until,
 };
@@ -22,7 +23,7 @@ fn either() -> Setup {
     Setup::lanes4_workers3().with("same_host", "auto")
 }
 
-/// Whether somebody has written to memory since it was poisoned.
+/// Returns whether memory was written since it was poisoned.
 fn is_touched(memory: &LocalMemory) -> bool {
     let poisoned = Expected::untouched(tcpx_testkit::pattern::LOCAL_POISON);
     memory.memory.check(&poisoned).is_err()
@@ -52,7 +53,7 @@ fn memory_of_a_stopped_process_is_copied_both_ways() {
     });
 }
 
-/// Bob writes to Alice's memory without end; she takes it back at any moment.
+/// Bob writes to Alice's memory without end; she revokes it at any moment.
 fn taken_back(seed: u64, disturb: impl Fn(&RemoteProcess, &AtomicBool) + Sync) {
     let mut dice = Dice::new(seed);
     let alice = Host::open("alice", &direct());
@@ -87,14 +88,14 @@ fn memory_that_is_taken_back_is_written_no_more() {
     story(|| (0..10).for_each(|seed| taken_back(seed, |_, _| {})));
 }
 
-/// Wherever the other one stands: before a gate, inside, behind it.
+/// At any position of the other process: before a gate, inside, after it.
 #[test]
 fn memory_is_taken_back_from_a_process_that_is_stopped() {
     story(|| {
         for seed in 0..10 {
             taken_back(seed, |bob, is_over| {
                 bob.freeze();
-                // Inside a gate it is waited for.
+                // A process inside a gate is waited for.
                 for _ in 0..20 {
                     if is_over.load(Ordering::Acquire) {
                         break;
@@ -127,7 +128,7 @@ fn what_a_killed_process_was_asked_for_fails_as_on_lanes() {
     });
 }
 
-/// A region that is not open yet cannot be opened by a process that is stopped: lanes wait for it.
+/// A stopped process cannot open a region: lanes wait for it.
 #[test]
 fn what_a_stopped_process_does_not_open_goes_by_lanes() {
     story(|| {
@@ -143,8 +144,7 @@ fn what_a_stopped_process_does_not_open_goes_by_lanes() {
             path.why_not.is_none_or(|why| is_known(&why))
         });
         if peer.same_host().is_some_and(|path| path.why_not.is_some()) {
-            eprintln!("skipped: the two sides did not find each other in time");
-            return;
+            return skipped("the two sides did not find each other in time");
         }
         bob.freeze();
         let read = alice.transfer(Op::Read, &peer, &here, &there, &[Copy::new(0, 0, MIB)]);
@@ -158,13 +158,12 @@ fn what_a_stopped_process_does_not_open_goes_by_lanes() {
     });
 }
 
-/// A process of another user gets what lanes give, and hears why.
+/// A process of another user uses lanes, and learns why.
 #[test]
 fn lanes_carry_what_belongs_to_another_user() {
     story(|| {
         if !is_root() {
-            eprintln!("skipped: only root can start a process of another user");
-            return;
+            return skipped("only root can start a process of another user");
         }
         let setup = either();
         let alice = Host::open("alice", &setup);
@@ -190,7 +189,7 @@ fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
-/// The program, where every user can execute it.
+/// Returns a copy of the program that every user can execute.
 fn readable_copy() -> std::path::PathBuf {
     use std::os::unix::fs::PermissionsExt;
     let copy = std::env::temp_dir().join(format!("tcpx-testpeer-{}", std::process::id()));

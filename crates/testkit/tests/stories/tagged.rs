@@ -1,4 +1,4 @@
-//! Tagged messages: each send meets one receive of its tag, in order, whole or not at all.
+//! Tagged messages: each send matches one receive of its tag, in order, completely or not at all.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ fn small_and_large_before_and_after(setup: &Setup) {
             };
             let receive = || bob.recv("alice", &there, 7, len + 50, tag);
             let (send, receive) = if receive_first {
-                // Bob knows alice only by her info: he need not be connected to wait for her.
+                // Bob has only alice's info: he need not be connected to wait for her.
                 let receive = receive();
                 (send(), receive)
             } else {
@@ -71,7 +71,7 @@ fn small_and_large_before_and_after(setup: &Setup) {
             let content = Content::pattern(tag).skip(3);
             bob.check(&there, &expected.with(7..len + 7, content));
 
-            // … and back, in a buffer that just fits.
+            // … and back, into a buffer of exactly that size.
             here.poison();
             let receive = || {
                 let target = here.region.at(1);
@@ -145,7 +145,7 @@ fn the_order_within_a_tag_is_kept(setup: &Setup) {
     let (here, there) = (alice.memory(COUNT * SLOT), bob.memory(COUNT * SLOT));
     here.memory.fill(Content::pattern(5));
     bob.poison(&there);
-    // Short and long ones take different ways.
+    // Short and long messages take different paths.
     let len = |i: usize| {
         if i.is_multiple_of(3) {
             20_000 + i
@@ -200,7 +200,7 @@ fn a_message_that_is_too_long_fails_on_both_sides(setup: &Setup) {
             let error = fails(&send);
             assert_eq!(error.kind(), ErrorKind::Truncated, "{error}");
             bob.check(&there, &Expected::untouched(REMOTE_POISON));
-            // The next one of the same tag is a new story.
+            // The next one of the same tag is independent.
             let receive = bob.recv("alice", &there, 0, len, 1);
             let send = alice.session.send(&peer, here.region.at(0), len, 1);
             done(&send.expect("posted"));
@@ -228,7 +228,7 @@ fn nothing_is_a_message_too(setup: &Setup) {
         done(&send.expect("posted"));
     }
     bob.check(&there, &Expected::untouched(REMOTE_POISON));
-    // Ranges that do not fit are refused at once.
+    // Ranges outside the region are refused at once.
     for (offset, len) in [(11, 0), (0, 11), (10, 1), (usize::MAX, 2)] {
         let error = alice.session.send(&peer, here.region.at(offset), len, 3);
         let error = error.expect_err("it does not fit");
@@ -285,7 +285,7 @@ fn the_peer_dies_in_the_middle_of_a_message(setup: &Setup) {
         let transfer = transfer.expect("posted");
         wait_for_traffic(&peer);
         bob.kill();
-        // It may have been over already on a machine that was busy elsewhere.
+        // It may have ended already on a busy machine.
         match transfer.wait(GUARD) {
             Ok(()) => eprintln!("a message of {LEN} bytes came in time"),
             Err(error) => assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}"),
@@ -307,7 +307,7 @@ fn nobody_waits_for_a_peer_that_is_gone_for_good(setup: &Setup) {
     let error = receive_of(&removed).expect_err("it was removed");
     assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
 
-    // One that we cannot reach by ourselves.
+    // A peer that this side cannot reach by itself.
     let carol = RemoteProcess::open("carol", setup);
     carol.knows(&alice);
     let connected = carol.begin::<()>(Command::Connect {
@@ -319,7 +319,7 @@ fn nobody_waits_for_a_peer_that_is_gone_for_good(setup: &Setup) {
     connected.get();
     carol.kill();
     wait_until("a receive is refused", || match receive_of(&left) {
-        // Posted before it was noticed that she has left.
+        // Posted before her departure was noticed.
         Ok(receive) => {
             assert_eq!(fails(&receive).kind(), ErrorKind::Disconnected);
             false
@@ -332,7 +332,7 @@ fn nobody_waits_for_a_peer_that_is_gone_for_good(setup: &Setup) {
 }
 
 fn the_peer_hangs_while_somebody_waits(setup: &Setup) {
-    // Should the connection be given up before the second send, that one connects anew.
+    // If the connection is given up before the second send, that one reconnects.
     let setup = setup
         .with("peer_timeout", "2s")
         .with("connect_timeout", "5s");
@@ -341,13 +341,13 @@ fn the_peer_hangs_while_somebody_waits(setup: &Setup) {
     let peer = alice.meets(&bob);
     alice.verify_traffic(&peer, &bob, 1);
     let here = alice.memory(MIB);
-    // A peer that has not posted a receive yet is no reason to give up, however long that takes.
+    // A peer that has not posted a receive yet does not time out, however long that takes.
     let waiting = alice.session.send(&peer, here.region.at(0), MIB, 1);
     let waiting = waiting.expect("posted");
     let error = waiting.wait(Duration::from_secs(4)).expect_err("not yet");
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     assert_eq!(waiting.poll(), TransferState::InProgress);
-    // One that does not even answer is.
+    // One that does not even answer does.
     bob.freeze();
     let small = alice.session.send(&peer, here.region.at(0), 10, 2);
     for send in [waiting, small.expect("posted")] {
@@ -380,7 +380,8 @@ fn a_receive_is_given_up(setup: &Setup) {
     let expected = Expected::untouched(LOCAL_POISON);
     here.check(&expected.with(100..110, Content::pattern(1)));
 
-    // In the middle of one, also while the sender is frozen: no byte lands from then on, both sides end.
+    // In the middle of a message, also while the sender is frozen: no byte lands from then on, both
+    // sides end.
     for frozen in [false, true] {
         here.poison();
         let receive = alice.session.recv(&peer, here.region.at(0), 64 * MIB, 2);
@@ -398,7 +399,7 @@ fn a_receive_is_given_up(setup: &Setup) {
         bob.thaw();
         wait_until("it has ended", || receive.poll().is_terminal());
         if receive.poll() == TransferState::Done {
-            // Over before it could be given up.
+            // It ended before it could be aborted.
             send.wait().expect("sent");
             continue;
         }
@@ -428,7 +429,7 @@ fn a_send_is_given_up(setup: &Setup) {
         assert_eq!(bob.notification().message, b"announced");
         send.abort();
         assert_eq!(send.poll(), TransferState::Aborted);
-        // The memory has another use from here on: bob may get the message as it was, or an error, or the
+        // The memory is reused from here on: bob may get the message unchanged, or an error, or the
         // next message; never these bytes as the message.
         here.memory.fill(Content::pattern(2));
         let receive = bob.recv("alice", &there, 0, MIB, 1);
@@ -438,19 +439,20 @@ fn a_send_is_given_up(setup: &Setup) {
             let expected = Expected::untouched(REMOTE_POISON);
             expected.with(0..len, Content::pattern(seed))
         };
-        // Who got the message whose send is over? The next one is done when bob's receives are.
+        // Determines who got the message whose send has ended. The next one is done when bob's
+        // receives are.
         match receive.wait() {
             Ok(()) => {
                 let first: Option<_> = bob.begin_check(&there, &whole(1)).get();
                 if first.is_none() {
-                    // As it was. The next one is still to come.
+                    // Unchanged. The next one is still to come.
                     bob.poison(&there);
                     bob.recv("alice", &there, 0, MIB, 1)
                         .wait()
                         .expect("received");
                     bob.check(&there, &whole(2));
                 } else {
-                    // The next one; then the aborted one must not be there any more.
+                    // The next one; then the aborted one must be gone.
                     bob.check(&there, &whole(2));
                     assert_eq!(
                         next.wait(Duration::from_secs(5)).ok(),
@@ -492,7 +494,8 @@ fn memory_is_deregistered_under_a_message(setup: &Setup) {
         assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
         here.check_untouched();
 
-        // The sender's, before the receiver has fetched the bytes: small ones are on their way already.
+        // The sender's, before the receiver has fetched the bytes: small messages are already in
+        // flight.
         let here = alice.memory(MIB);
         here.memory.fill(Content::pattern(1));
         bob.poison(&there);

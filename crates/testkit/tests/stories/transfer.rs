@@ -1,9 +1,10 @@
-//! READ and WRITE: every byte where it belongs and no other byte touched, whatever the shape of the transfer.
+//! READ and WRITE: every byte in its place and no other byte touched, for any shape of the
+//! transfer.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tcpx::{ErrorKind, Op, Segment, TransferState};
+use tcpx::{ErrorKind, Op, Segment, Transfer, TransferState};
 use tcpx_testkit::host::{done, fails, wait_for_traffic};
 use tcpx_testkit::pattern::{Dice, LOCAL_POISON, REMOTE_POISON};
 use tcpx_testkit::protocol::{Command, Hex, Piece};
@@ -49,8 +50,8 @@ fn prepare(op: Op, seed: u64, here: &LocalMemory, bob: &RemoteProcess, there: &R
     }
 }
 
-/// Checks both sides after the copies were made: the source is as before, the target has the copies and nothing
-/// else.
+/// Checks both sides after the copies: the source is unchanged, the target has the copies and
+/// nothing else.
 #[track_caller]
 fn verify(
     op: Op,
@@ -106,7 +107,7 @@ fn sizes_from_one_byte_on(setup: &Setup) {
         }
         bob.deregister(&there);
     }
-    // Polling alone is enough, without ever waiting.
+    // Polling is enough, without ever waiting.
     let (here, there) = (alice.memory(1 << 20), bob.memory(1 << 20));
     for op in [Op::Write, Op::Read] {
         prepare(op, 99, &here, &bob, &there);
@@ -154,7 +155,7 @@ fn zero_length_segments_move_nothing(setup: &Setup) {
             assert_eq!(transfer.bytes(), bytes as u64);
             transfer.post().expect("posted");
             done(&transfer);
-            // The notification comes even if no byte does.
+            // The notification comes even without any bytes.
             let message = format!("{op:?} {number}");
             transfer
                 .post_with_notification(message.as_bytes())
@@ -178,7 +179,7 @@ fn twenty_thousand_segments(setup: &Setup) {
     let peer = alice.knows(&bob);
     let mut dice = Dice::new(20_000);
     let lens: Vec<_> = (0..COUNT).map(|_| dice.within(1..400)).collect();
-    // A gap behind each on one side, no gaps but another order on the other.
+    // A gap after each on one side, no gaps but another order on the other.
     let (mut local, mut gapped) = (Vec::new(), 0);
     for len in &lens {
         gapped += dice.below(4);
@@ -212,7 +213,7 @@ fn random_copies(dice: &mut Dice, op: Op, local_len: usize, remote_len: usize) -
         Op::Write => (local_len, remote_len),
         Op::Read => (remote_len, local_len),
     };
-    // From lists of crumbs to lists of a few slabs.
+    // From lists of tiny pieces to lists of a few large ones.
     let largest = 1 << dice.within(1..18);
     let mut at = dice.below(100);
     let mut copies = Vec::new();
@@ -221,7 +222,7 @@ fn random_copies(dice: &mut Dice, op: Op, local_len: usize, remote_len: usize) -
         if at + len > target_len {
             break;
         }
-        // Often right behind the one before, so that neighbours merge.
+        // Often right after the previous one, so that neighbours merge.
         let follow = copies.last().filter(|_| dice.below(3) == 0);
         let source = match (follow, op) {
             (Some(Copy { local, len, .. }), Op::Write) => local + len,
@@ -294,7 +295,7 @@ fn hundreds_in_flight_in_both_directions(setup: &Setup) {
     let alice = Host::open("alice", setup);
     let bob = RemoteProcess::open("bob", setup);
     let peer = alice.meets(&bob);
-    // Each side has what it gives and room for what it gets: one slot for each transfer of either side.
+    // Each side has memory to send and to receive: one slot for each transfer of either side.
     let (source, target) = (alice.memory(COUNT * LEN), alice.memory(COUNT * LEN));
     let (their_source, their_target) = (bob.memory(COUNT * LEN), bob.memory(COUNT * LEN));
     source.memory.fill(Content::pattern(1));
@@ -356,7 +357,7 @@ fn eight_threads_post_at_once(setup: &Setup) {
     const LEN: usize = 30_011;
     let alice = Host::open("alice", setup);
     let bob = RemoteProcess::open("bob", setup);
-    // Nobody has connected: the first posts race for that too.
+    // No connection exists: the first posts race for that too.
     let peer = alice.knows(&bob);
     let there = bob.memory(THREADS * LEN);
     bob.poison(&there);
@@ -436,7 +437,7 @@ fn the_application_of_the_target_is_asleep(setup: &Setup) {
     bob.poison(&there);
     back.poison();
     bob.fall_asleep();
-    // Everything from here on, connecting included, is the business of bob's engine alone.
+    // From here on only bob's engine works, including connecting.
     let copies = [Copy::new(0, 1, LEN - 1)];
     let write = alice.transfer(Op::Write, &peer, &here, &there, &copies);
     write
@@ -466,7 +467,8 @@ fn many_and_overlapping_regions(setup: &Setup) {
     here.memory.fill(Content::pattern(1));
     bob.poison(&there);
 
-    // A region for every piece, on both sides, at odd addresses, each overlapping its neighbours and the whole.
+    // A region for every piece, on both sides, at odd addresses, each overlapping its neighbours
+    // and the whole.
     let ours: Vec<_> = (0..COUNT)
         .map(|i| {
             let region = here.memory.register_range(&alice.session, i * 100, 100);
@@ -527,7 +529,7 @@ fn many_and_overlapping_regions(setup: &Setup) {
     }
     bob.check(&there, &expected);
 
-    // The same range twice is one descriptor, good until the last registration ends.
+    // The same range twice has one descriptor, valid until the last registration ends.
     let twin = bob.register(&there, 0, LEN);
     assert_eq!(twin.descriptor, there.descriptor);
     bob.deregister(&twin);
@@ -539,7 +541,7 @@ fn many_and_overlapping_regions(setup: &Setup) {
     write.post().expect("posted");
     let error = fails(&write);
     assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
-    // Those that overlap with it are still there.
+    // Overlapping registrations are still valid.
     let (part, copies) = (&theirs[5], [Copy::new(0, 0, 99)]);
     alice.run(Op::Write, &peer, &here, part, &copies);
 }
@@ -655,7 +657,7 @@ fn a_session_transfers_to_itself(setup: &Setup) {
         }
     }
 
-    // What it may not do to others it may not do to itself.
+    // Accesses that are refused to others are refused to itself too.
     let gone = alice.memory(1000);
     let descriptor = gone.region.descriptor();
     let transfer = alice.transfer_to(Op::Write, &me, &a, &descriptor, &[Copy::new(0, 0, 1000)]);
@@ -680,7 +682,7 @@ fn the_two_sides_are_configured_differently() {
             let alice = Host::open("alice", ours);
             let bob = RemoteProcess::open("bob", theirs);
             let peer = alice.meets(&bob);
-            // Whoever connects decides on the lanes.
+            // The connecting side decides on the lanes.
             peer.connect(GUARD).expect("bob listens");
             assert_eq!(peer.lanes().len(), alice.session.config().lanes());
             let (here, there) = (alice.memory(LEN), bob.memory(LEN));
@@ -718,32 +720,34 @@ fn many_threads_use_one_transfer() {
         let peer = alice.knows(&bob);
         let (here, there) = (alice.memory(1 << 20), bob.memory(1 << 20));
         let transfer = alice.transfer(Op::Write, &peer, &here, &there, &[Copy::new(0, 0, 1000)]);
+        let shared: &Transfer = &transfer;
         let posted = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..ROUNDS {
-                        match transfer.post_with_notification(b"posted") {
+                        match shared.post_with_notification(b"posted") {
                             Ok(()) => _ = posted.fetch_add(1, Ordering::Relaxed),
                             Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "{error}"),
                         }
-                        done(&transfer);
+                        done(shared);
                     }
                 });
             }
         });
-        // One notification for each posting, no posting for each that was told to wait.
+        // One notification per posting, no posting for a refused attempt.
         let posted = posted.into_inner();
         assert!(posted >= ROUNDS);
         assert_eq!(bob.next_notifications(posted).len(), posted);
 
-        // All who wait for a transfer learn of its end.
+        // All waiters of a transfer learn of its end.
         let transfer = alice.endless(Op::Read, &peer, &here, &there.descriptor);
         transfer.post().expect("posted");
+        let shared: &Transfer = &transfer;
         std::thread::scope(|scope| {
-            let waiting: Vec<_> = (0..4).map(|_| scope.spawn(|| fails(&transfer))).collect();
+            let waiting: Vec<_> = (0..4).map(|_| scope.spawn(|| fails(shared))).collect();
             wait_for_traffic(&peer);
-            transfer.abort();
+            shared.abort();
             for thread in waiting {
                 let error = thread.join().expect("it learns of the end");
                 assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
@@ -815,7 +819,8 @@ fn four_gibibytes() {
         let alice = Host::open("alice", &setup);
         let bob = RemoteProcess::open("bob", &setup);
         let peer = alice.knows(&bob);
-        // Bob's memory is zero: poison enough. Both sides touch their pages at the same time.
+        // Bob's memory is zero, which serves as poison. Both sides touch their pages at the same
+        // time.
         let allocated = bob.begin(Command::Allocate { len: LEN + 20 });
         let here = alice.memory(LEN + 20);
         here.memory.fill(Content::pattern(4));

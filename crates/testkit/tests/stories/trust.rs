@@ -1,5 +1,5 @@
-//! Who was not given a session's info gets nothing, who was gets what the keys allow, and no misbehaviour of one
-//! disturbs another.
+//! A client without a session's info gets nothing, one with it gets what the keys allow, and no
+//! misbehaviour of one disturbs another.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -43,7 +43,7 @@ impl Stage {
         ConnectionInfo::decode(&self.bob.info()).expect("bob's info")
     }
 
-    /// A stranger whom bob has let in.
+    /// Returns an unknown client that bob has accepted.
     fn insider(&self, stranger: &Stranger) -> TcpStream {
         let mut stream = self.dial();
         stranger
@@ -52,7 +52,7 @@ impl Stage {
         stream
     }
 
-    /// Bob serves alice as if nothing had happened.
+    /// Checks that bob serves alice as usual.
     #[track_caller]
     fn still_works(&self, seed: u64) {
         self.alice.verify_traffic(&self.peer, &self.bob, seed);
@@ -65,8 +65,8 @@ fn who_says_too_little_for_too_long_is_dropped() {
         let stage = Stage::new();
         let files = stage.bob.open_files();
         let began = Instant::now();
-        // One says nothing, one says hello and no more, one speaks a byte at a time, one has proven itself but brings one lane
-        // of the four it promised.
+        // One sends nothing, one sends a hello and no more, one sends a byte at a time, one has
+        // proven itself but brings one lane of the four it announced.
         let mut silent = stage.dial();
         let mut half = stage.dial();
         let hello = Stranger::MALLORY
@@ -138,7 +138,7 @@ fn garbage_is_no_greeting() {
             assert!(said.len() <= 10, "{said:02x?}");
             stage.still_works(1);
         }
-        // Hundreds of them leave nothing behind.
+        // Hundreds of them leave no state behind.
         for _ in 0..300 {
             shout(&mut stage.dial(), b"hello");
         }
@@ -188,7 +188,7 @@ fn a_wrong_secret_opens_nothing() {
         let error = fails(&transfer);
         assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
 
-        // One that does not care sends a proof all the same, and bob notices.
+        // A client that ignores this sends a proof all the same, and bob notices.
         let info = ConnectionInfo::decode(&forged).expect("well-formed");
         let mut stream = stage.dial();
         let error = Stranger::MALLORY
@@ -206,7 +206,7 @@ fn a_wrong_secret_opens_nothing() {
         assert_eq!(&header[..6], b"TCPX\x02\x00");
         let mut proof = b"TCPX\x03\x00\x40\x00".to_vec();
         proof.extend(Content::pattern(1).to_vec(64));
-        // A frame right behind it, in case somebody looks.
+        // A frame right after it, in case it is read.
         Header::new(Kind::Ping, 1).encode(&mut proof);
         shout(&mut stream, &proof);
         let said = closed(&mut stream);
@@ -219,7 +219,7 @@ fn a_wrong_secret_opens_nothing() {
         stage.bob.check(&there, &Expected::untouched(REMOTE_POISON));
         assert!(stage.bob.notifications().is_empty());
         stage.still_works(1);
-        // Nobody else has come.
+        // No other peer has connected.
         assert_eq!(stage.bob.accept(), "alice");
         let accepted = stage
             .bob
@@ -239,7 +239,7 @@ fn somebody_elses_identity_is_not_for_the_taking() {
         let peer = alice.knows(&bob);
         let info = ConnectionInfo::decode(&alice.session.connection_info()).expect("her info");
         let bobs = ConnectionInfo::decode(&bob.info()).expect("bob's info");
-        // Mallory has alice's info and says that he is bob, or alice herself.
+        // Mallory has alice's info and claims to be bob, or alice herself.
         for id in [bobs.id(), info.id()] {
             let mut stream = dial(alice.session.addresses()[0]);
             let stranger = Stranger {
@@ -256,7 +256,7 @@ fn somebody_elses_identity_is_not_for_the_taking() {
             assert!(!peer.is_connected());
         }
         alice.verify_traffic(&peer, &bob, 1);
-        // Under bob's name and an id of his own he is told that this name is proven, and delivers
+        // Under bob's name with an id of his own he is told that this name is proven, and delivers
         // nothing.
         let mut stream = dial(alice.session.addresses()[0]);
         let stranger = Stranger {
@@ -294,8 +294,8 @@ fn an_impostor_is_found_out_when_the_info_is_loaded_later() {
                 .filter(|p| p.name() == name)
                 .count()
         };
-        // Alice does not know bob yet, and believes everybody: two others of his name, one who has taken
-        // his id as well, and one who has taken the id alone and left.
+        // Alice does not know bob yet, and accepts everybody: two others of his name, one who has
+        // taken his id as well, and one who has taken only the id and left.
         let claims = [
             ("bob", [1; 16]),
             ("bob", [2; 16]),
@@ -322,7 +322,7 @@ fn an_impostor_is_found_out_when_the_info_is_loaded_later() {
                 impostors.push(stream);
             }
         }
-        // And bob himself, who takes back his id.
+        // And bob himself, who reclaims his id.
         bob.knows(&alice);
         bob.notify("alice", b"real");
         wait_until("the last one has gone", || {
@@ -342,7 +342,7 @@ fn an_impostor_is_found_out_when_the_info_is_loaded_later() {
             heard.extend(alice.session.notifications());
             heard.last().is_some_and(|n| n.message == b"end")
         });
-        // What nobody has proven does not come under a proven name.
+        // Unproven messages do not come under a proven name.
         let of_bob = heard.iter().filter(|n| n.from == "bob");
         let of_bob: Vec<_> = of_bob.map(|n| n.message.as_slice()).collect();
         assert_eq!(of_bob, [&b"real"[..], b"end"]);
@@ -356,7 +356,7 @@ fn three_hundred_idle_connections_keep_nobody_out() {
         let stage = Stage::new();
         let idle: Vec<_> = (0..300).map(|_| stage.dial()).collect();
         stage.still_works(1);
-        // Somebody else, too.
+        // Another peer, too.
         let carol = Host::open("carol", &Setup::lanes4_workers3().native());
         let peer = carol.knows(&stage.bob);
         carol.verify_traffic(&peer, &stage.bob, 2);
@@ -365,7 +365,7 @@ fn three_hundred_idle_connections_keep_nobody_out() {
     });
 }
 
-/// A notification on its own.
+/// Returns a notification on its own.
 fn notification(message: &[u8]) -> Vec<u8> {
     let header = Header {
         payload: message.len() as u64,
@@ -376,7 +376,7 @@ fn notification(message: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A frame that carries `payload` bytes of nothing.
+/// Returns a frame that carries `payload` zero bytes.
 fn frame(header: Header, table: &[u8], payload: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     header.encode(&mut bytes);
@@ -496,7 +496,7 @@ fn an_insider_who_breaks_the_protocol_is_dropped() {
                 frame(Header::new(Kind::Send, 1), &[], 0),
             ),
             ("more READ requests than the window", {
-                // Larger than what the socket takes: the answers stay in the queue.
+                // Larger than the socket buffers: the answers stay in the queue.
                 let request = frame(one(Kind::Read), &table(key, address, 100), 0);
                 request.repeat(5000)
             }),
@@ -620,7 +620,7 @@ fn every_chunk_is_acknowledged_once_and_by_its_name() {
                 };
                 frame(header, &table(key, address, 100), 100)
             };
-            // As many as the window allows, all at once and in no order.
+            // As many as the window allows, all at once and in random order.
             let numbers = (0..WINDOW).map(|i| i * 7 % WINDOW);
             let chunks: Vec<u8> = numbers.flat_map(chunk).collect();
             shout(&mut stream, &chunks);
@@ -686,7 +686,7 @@ fn only_who_has_proven_itself_is_reported_as_unfit() {
             ..Stranger::MALLORY
         };
 
-        // Without the secret: it is told what every stranger is.
+        // Without the secret: it gets the same answer as every unknown client.
         let forged = with_wrong_secret(&bob.info());
         let forged = ConnectionInfo::decode(&forged).expect("connection info");
         let mut stream = dial(bob.addresses()[0]);
@@ -699,7 +699,7 @@ fn only_who_has_proven_itself_is_reported_as_unfit() {
         assert!(said.ends_with(b"TCPX\x05\0\x02\0\x03\0"), "{said:?}");
         assert_eq!(warnings(), 0);
 
-        // With it: it is told what is missing. The lanes of a connection make one warning.
+        // With it: it is told what is missing. The lanes of a connection cause one warning.
         for (connection, warned) in [(1, 1), (1, 1), (2, 2)] {
             let mut stream = dial(bob.addresses()[0]);
             let error = unfit(connection)
@@ -724,7 +724,7 @@ fn what_the_keys_do_not_allow_is_refused(setup: &Setup) {
     let alice = Host::open("alice", setup);
     let bob = RemoteProcess::open("bob", setup);
     let peer = alice.knows(&bob);
-    // All of bob's memory, a part of it that alice may use, and one that she might have used before.
+    // All of bob's memory, a part of it that alice may use, and one that she may no longer use.
     let whole = bob.memory(LEN + 2000);
     let part = bob.register(&whole, 1000, LEN);
     let gone = bob.register(&whole, 500, LEN);
@@ -791,7 +791,7 @@ fn what_the_keys_do_not_allow_is_refused(setup: &Setup) {
         for op in [Op::Write, Op::Read] {
             bob.poison(&whole);
             here.poison();
-            // On its own, and beside a segment that is fine: nothing of the chunk may land.
+            // Alone, and beside a valid segment: nothing of the chunk may land.
             let lie = Segment {
                 local: here.region.at(0),
                 remote: region.at(*offset),
@@ -803,7 +803,7 @@ fn what_the_keys_do_not_allow_is_refused(setup: &Setup) {
                 len: 10,
             };
             let lists = if *len > 10_000 {
-                // Several chunks: the good one would land.
+                // Several chunks: the valid one would land.
                 vec![vec![lie]]
             } else {
                 vec![vec![lie], vec![fine, lie], vec![lie, fine]]
@@ -836,7 +836,8 @@ fn what_the_keys_do_not_allow_is_refused(setup: &Setup) {
     });
     assert_eq!(again.expect_err("only one").kind(), ErrorKind::Timeout);
 
-    // Of a long range that ends one byte too late the good chunks may land, and nothing behind the region does.
+    // Of a long range that ends one byte too late the valid chunks may land, and nothing beyond the
+    // region does.
     bob.poison(&whole);
     let lie = descriptor(address, len + 1, key);
     let transfer = alice.transfer_to(Op::Write, &peer, &here, &lie, &[Copy::new(0, 1, LEN)]);

@@ -1,19 +1,20 @@
-"""Stands in for the package `uccl`, where it is switched on.
+"""Stands in for the package `uccl`, if enabled.
 
-Programs that say `from uccl import p2p` run unchanged with `TCPX_AS_UCCL=1` in their environment, or after `tcpx.uccl.enable()`. A UCCL
-that is installed comes first, unless `TCPX_AS_UCCL=replace` or `enable(replace=True)` says otherwise.
+Programs that say `from uccl import p2p` run unchanged with `TCPX_AS_UCCL=1` in their environment,
+or after `tcpx.uccl.enable()`. An installed UCCL takes precedence, unless `TCPX_AS_UCCL=replace` or
+`enable(replace=True)` is used.
 """
 
 import importlib.util
 import sys
 
-import _tcpx_uccl  # type: ignore[import-untyped]  # beside the package, for the interpreter's start
+import _tcpx_uccl  # type: ignore[import-untyped]  # beside the package, loaded at interpreter start
 
 __all__ = ["disable", "enable", "enabled"]
 
 
 def enabled() -> bool:
-    """Whether `import uccl` gives tcpx."""
+    """Returns whether `import uccl` imports tcpx."""
     module = sys.modules.get("uccl")
     if module is not None:
         return getattr(module, "__tcpx__", False)
@@ -22,10 +23,9 @@ def enabled() -> bool:
 
 
 def enable(*, replace: bool = False) -> None:
-    """Makes `import uccl` give tcpx.
+    """Makes `import uccl` import tcpx.
 
-    Raises RuntimeError where another UCCL is installed or imported already, unless `replace` says that
-    tcpx shall come first.
+    Raises RuntimeError if another UCCL is already installed or imported, unless `replace` is set.
     """
     imported = sys.modules.get("uccl")
     if imported is not None and not getattr(imported, "__tcpx__", False):
@@ -37,5 +37,5 @@ def enable(*, replace: bool = False) -> None:
 
 
 def disable() -> None:
-    """Undoes `enable`; what has been imported stays."""
+    """Undoes `enable`; modules already imported stay."""
     _tcpx_uccl.stop()

@@ -1,4 +1,4 @@
-"""This is the package `uccl` where tcpx stands in for it."""
+"""The package `uccl` while tcpx stands in for it."""
 
 import sys
 
@@ -7,13 +7,13 @@ from tcpx import p2p
 from tcpx.uccl import utils
 
 __tcpx__ = True
-# What the interface is that of, and whose it is.
+# The version of the interface, and of this implementation.
 __version__ = f"0.1.1+tcpx.{tcpx.__version__}"
 is_efa = False
 
 
 def has_efa() -> bool:
-    """Whether there are EFA devices that this package uses: it uses none."""
+    """Returns whether this package uses EFA devices: never."""
     return False
 
 

@@ -15,7 +15,7 @@ _LENGTH = struct.Struct("!Q")
 
 
 def set_files_limit() -> None:
-    """Allows as many open files as the system lets this process have."""
+    """Raises the limit on open files to the maximum for this process."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -29,7 +29,7 @@ def create_socket_and_connect(
     max_delay: float = 10,
     timeout: float | None = None,
 ) -> socket.socket:
-    """Connects, and tries again while nobody is there: `max_retries` times, for ever without it."""
+    """Connects, and retries while nobody listens: `max_retries` times, for ever without it."""
     delay, attempt = initial_delay, 0
     while True:
         try:
@@ -49,7 +49,7 @@ def send_obj(sock: socket.socket, obj: Any, *, protocol: int = pickle.HIGHEST_PR
 
 
 def recv_obj(sock: socket.socket) -> Any:
-    """Receives an object. Unpickling runs code that the sender chooses: only for peers that are trusted."""
+    """Receives an object. Unpickling runs code that the sender chooses: only for trusted peers."""
     (length,) = _LENGTH.unpack(_receive(sock, _LENGTH.size))
     return pickle.loads(_receive(sock, length))
 
@@ -66,7 +66,7 @@ def _receive(sock: socket.socket, length: int) -> bytes:
 
 
 class ClosedIntervalTree:
-    """Intervals that include both ends, each with data; found by what they contain or overlap."""
+    """Closed intervals, each with data; found by what they contain or overlap."""
 
     def __init__(self) -> None:
         # In order of start, then end; data of any kind is not compared.
@@ -74,7 +74,7 @@ class ClosedIntervalTree:
         self._data: list[Any] = []
 
     def add(self, start: Any, end: Any, data: Any = None) -> None:
-        """Adds an interval; the same one may be there more than once."""
+        """Adds an interval; the same one may be present more than once."""
         if start > end:
             raise ValueError(f"start {start} is after end {end}")
         at = bisect.bisect_right(self._keys, (start, end))
@@ -82,7 +82,7 @@ class ClosedIntervalTree:
         self._data.insert(at, data)
 
     def remove(self, start: Any, end: Any, data: Any = None) -> int:
-        """Removes an interval, all of them or those with that data; says how many there were."""
+        """Removes an interval, all entries or those with that data; returns how many there were."""
         keep = [not (key == (start, end) and (data is None or item == data)) for key, item in zip(self._keys, self._data)]
         removed = keep.count(False)
         self._keys = [key for key, stays in zip(self._keys, keep) if stays]
@@ -90,15 +90,15 @@ class ClosedIntervalTree:
         return removed
 
     def query_containing(self, start: Any, end: Any) -> list[tuple[Any, Any, Any]]:
-        """Intervals that contain this one."""
+        """Returns the intervals that contain this one."""
         return [row for row in self if row[0] <= start and row[1] >= end]
 
     def query_overlap(self, start: Any, end: Any) -> list[tuple[Any, Any, Any]]:
-        """Intervals that have at least a point in common with this one."""
+        """Returns the intervals that share at least a point with this one."""
         return [row for row in self if row[0] <= end and row[1] >= start]
 
     def query_exact_match(self, start: Any, end: Any, data: Any = None) -> list[tuple[Any, Any, Any]]:
-        """This interval, all of them or those with that data."""
+        """Returns this interval, all entries or those with that data."""
         return [row for row in self if row[:2] == (start, end) and (data is None or row[2] == data)]
 
     def clear(self) -> None:

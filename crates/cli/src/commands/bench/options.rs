@@ -12,6 +12,7 @@ use tcpx_bench::place::{Place, Places};
 use tcpx_bench::suite::{self, Case};
 use tcpx_bench::workload;
 
+use super::timeline::Timeline;
 use crate::error::Failure;
 use crate::units;
 
@@ -141,6 +142,14 @@ pub(super) struct Measurement {
     )]
     load_divisor: usize,
 
+    /// Record what both processes do, for ui.perfetto.dev
+    ///
+    /// Recording costs time, so measure without. Choose few transfers: events beyond
+    /// TCPX_TRACE_BYTES are not recorded. With `client`, this side is recorded; the server has its
+    /// own TCPX_TRACE.
+    #[arg(long, value_name = "FILE")]
+    pub(super) trace: Option<PathBuf>,
+
     /// Write one self-contained page with plots
     ///
     /// Where no cases are chosen, everything is measured, as with --full.
@@ -199,14 +208,16 @@ impl Measurement {
         } else {
             suite::cases(&self.options(full))?
         };
-        if let Some(folder) = self.report.as_deref().and_then(|path| path.parent())
-            && !folder.as_os_str().is_empty()
-            && !folder.is_dir()
-        {
-            let folder = folder.display();
-            return Err(Failure::Usage(format!(
-                "--report: there is no folder {folder}"
-            )));
+        for (option, file) in [("--report", &self.report), ("--trace", &self.trace)] {
+            if let Some(folder) = file.as_deref().and_then(|path| path.parent())
+                && !folder.as_os_str().is_empty()
+                && !folder.is_dir()
+            {
+                let folder = folder.display();
+                return Err(Failure::Usage(format!(
+                    "{option}: there is no folder {folder}"
+                )));
+            }
         }
         Ok(Plan {
             cases,
@@ -241,6 +252,11 @@ impl Measurement {
             Places::default()
         };
         self.memory.unwrap_or(default)
+    }
+
+    /// The trace, if one was asked for.
+    pub(super) fn timeline(&self) -> Option<Timeline> {
+        self.trace.as_deref().map(Timeline::new)
     }
 
     /// The path, if one was typed.

@@ -1,5 +1,6 @@
 //! How a measurement is watched: a bar on a terminal, a line a case elsewhere, nothing with JSON.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -20,10 +21,12 @@ pub(super) struct Shown {
     lines: bool,
     done: u64,
     soak: Duration,
+    interrupted: &'static AtomicBool,
 }
 
 impl Shown {
-    pub(super) fn new(output: &Output) -> Self {
+    /// Shows progress until `interrupted` is set.
+    pub(super) fn new(output: &Output, interrupted: &'static AtomicBool) -> Self {
         let bar = if output.shows_progress() {
             ProgressBar::new(PARTS)
         } else {
@@ -39,6 +42,7 @@ impl Shown {
             lines: !output.shows_progress() && !output.is_json(),
             done: 0,
             soak: Duration::ZERO,
+            interrupted,
         }
     }
 
@@ -92,6 +96,10 @@ impl Progress for Shown {
         let name = format!("{} {}", case.name, case.workload.shape.op());
         self.bar.set_prefix(format!("{}/{count} {name}", index + 1));
         self.bar.set_message("");
+    }
+
+    fn is_interrupted(&self) -> bool {
+        self.interrupted.load(Ordering::Relaxed)
     }
 
     fn step(&mut self, step: Step) {

@@ -144,7 +144,26 @@ fn cases(cases: &[CaseResult], memory: Places, output: &mut Output) -> Result<()
         }
         false => "",
     };
-    Ok(output.line(format_args!("{verified}{floor}"))?)
+    output.line(format_args!("{verified}{floor}"))?;
+    limits(cases, output)
+}
+
+/// Says what limits the cases: those with the same words together.
+fn limits(cases: &[CaseResult], output: &mut Output) -> Result<(), Failure> {
+    let mut said: Vec<(&str, Vec<String>)> = Vec::new();
+    for case in cases {
+        let name = format!("{} {}", case.name, case.shape.op());
+        match said.iter_mut().find(|(words, _)| *words == case.limit) {
+            Some((_, names)) => names.push(name),
+            None => said.push((&case.limit, vec![name])),
+        }
+    }
+    output.line("What limits:")?;
+    for (words, names) in said {
+        let names = output.paint(Tone::Strong, names.join(", "));
+        output.line(format_args!("  {names}: {words}"))?;
+    }
+    Ok(())
 }
 
 fn beside(results: &[BesideResult], output: &mut Output) -> Result<(), Failure> {

@@ -14,30 +14,30 @@ use crate::output::{Output, Tone};
 #[derive(Debug, Serialize)]
 pub(super) struct Section {
     gpus: Vec<Gpu>,
-    /// Why there are none, where there are none.
+    /// The reason there are none, if so.
     no_gpus: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
 struct Gpu {
-    /// The number that `vram:N` and the library take.
+    /// The number used in `vram:N` and in the library.
     ordinal: u32,
     name: String,
     pci_address: String,
     numa_node: Option<u32>,
     memory_bytes: u64,
     compute_capability: String,
-    /// The newest CUDA that the driver supports.
+    /// The newest CUDA version that the driver supports.
     cuda_version: String,
-    /// From its PCI root to the GPU.
+    /// The path from the PCI root to the GPU.
     pci_path: Vec<String>,
-    /// The interfaces that its memory uses, where the settings choose some.
+    /// The interfaces that its memory uses, if the settings choose some.
     nearest: Option<Nearest>,
 }
 
 impl Section {
-    /// The GPUs that this process sees, and which of `interfaces`, those that carry lanes, their memory
-    /// uses.
+    /// Returns the GPUs that this process sees, and which of `interfaces`, those that carry lanes,
+    /// their memory uses.
     pub(super) fn find(interfaces: &[Interface], config: Option<&Config>) -> Section {
         match cuda::devices() {
             Ok(devices) => {
@@ -73,7 +73,7 @@ impl Section {
 }
 
 impl Gpu {
-    /// As the table shows it.
+    /// Returns its table cells.
     fn cells(&self) -> [String; 8] {
         let unknown = || "-".to_owned();
         [

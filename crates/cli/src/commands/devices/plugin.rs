@@ -7,15 +7,15 @@ use crate::error::{Failure, chain};
 use crate::output::{Output, Tone};
 use crate::units;
 
-/// What a plugin says about itself, or why it cannot be used.
+/// A plugin's description of itself, or why it cannot be used.
 #[derive(Debug, Serialize)]
 pub(super) struct Section {
-    /// What was asked for.
+    /// The requested plugin.
     asked: String,
     library: Option<String>,
     name: Option<String>,
     api_version: Option<u32>,
-    /// Requests that a connection holds at once.
+    /// Maximum outstanding requests of a connection.
     slots: Option<usize>,
     devices: Vec<Device>,
     pub(super) error: Option<String>,
@@ -30,7 +30,7 @@ struct Device {
     host_memory: bool,
     cuda_memory: bool,
     dmabuf: bool,
-    /// How received bytes reach their memory: `host` or `unpack`.
+    /// The way received bytes reach their memory: `host` or `unpack`.
     receives: &'static str,
     max_message_bytes: usize,
 }
@@ -92,7 +92,7 @@ impl Section {
         output.show(table)?;
         let of = |text: &Option<String>| text.clone().unwrap_or_default();
         output.line(format_args!(
-            "{}, version {} of the API, {} requests a connection, from {}.",
+            "{}, version {} of the API, {} requests per connection, from {}.",
             of(&self.name),
             self.api_version.unwrap_or_default(),
             self.slots.unwrap_or_default(),

@@ -1,4 +1,4 @@
-//! The process that owns the memory: it does what the other one asks for.
+//! The process that owns the memory: serves the requests of the other one.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -17,9 +17,9 @@ const DEVICE: c_int = 1;
 const PINNED: c_int = 1;
 const POSIX_FD: c_int = 1;
 
-/// Serves requests that come on the standard input, a socket, until that is closed.
+/// Serves requests from standard input, a socket, until it is closed.
 pub(crate) fn run(ordinal: u32) -> Outcome {
-    // SAFETY: whoever started this process has left the descriptor to it alone.
+    // SAFETY: the parent process gave this descriptor to this process only.
     let mut socket = UnixStream::from(unsafe { OwnedFd::from_raw_fd(0) });
     let device = device(ordinal)?;
     let driver = Driver::open()?;
@@ -53,10 +53,10 @@ pub(crate) fn run(ordinal: u32) -> Outcome {
     Ok(())
 }
 
-/// That a program which this process starts does not inherit the memory.
+/// Checks that programs which this process starts do not inherit the memory.
 fn expect_closed_on_exec(fds: &[OwnedFd]) -> Outcome {
     for fd in fds {
-        // SAFETY: asks for the flags of a descriptor.
+        // SAFETY: reads the flags of a descriptor.
         let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) };
         if flags & libc::FD_CLOEXEC == 0 {
             return Err("an exported descriptor is inherited by other programs".into());
@@ -65,7 +65,7 @@ fn expect_closed_on_exec(fds: &[OwnedFd]) -> Outcome {
     Ok(())
 }
 
-/// The error with the name of its variant.
+/// Returns the error with the name of its variant.
 fn kind_of(error: &Error) -> String {
     let name = format!("{error:?}");
     let name = name.split([' ', '(']).next().unwrap_or_default();
@@ -181,7 +181,7 @@ impl<'a> Memory<'a> {
         let host = self.device.pin(range.len)?;
         let bytes = Random::new(range.len as u64).bytes(range.len);
         let mut queue = self.device.queue()?;
-        // SAFETY: all memory lives on, and nobody else uses it, until the copy is done.
+        // SAFETY: all memory stays valid, and nothing else uses it, until the copy is done.
         let ticket = unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), host.address(), range.len);
             queue.scatter(host.address(), &[range])?
@@ -189,7 +189,7 @@ impl<'a> Memory<'a> {
         Ok(queue.wait(ticket)?)
     }
 
-    /// That the other process has written what it is to write.
+    /// Checks that the other process has written the expected bytes.
     fn check(&self) -> Outcome {
         let range = self.checked();
         let host = self.device.pin(range.len)?;

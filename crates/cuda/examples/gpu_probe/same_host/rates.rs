@@ -1,4 +1,4 @@
-//! How fast one process reads and writes memory of another.
+//! Measures how fast one process reads and writes memory of another.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use crate::Outcome;
 const LEN: usize = 512 * MIB;
 const ROUNDS: usize = 20;
 
-/// For each kind of memory: the median time from the call until its end is seen.
+/// Prints, for each kind of memory, the median time from the call until its end is seen.
 pub(super) fn run(owner: &mut Owner, device: &Arc<dyn Device>) -> Outcome {
     let own = DeviceBuffer::alloc(device.ordinal(), LEN)?;
     let mut queue = device.queue()?;
@@ -21,7 +21,7 @@ pub(super) fn run(owner: &mut Owner, device: &Arc<dyn Device>) -> Outcome {
         let mapped = import(device, &bytes, &fds)?;
         let opened = started.elapsed().as_secs_f64() * 1e6;
         println!("same host: {what}: mapped in {opened:.0} µs");
-        // Length and size of blocks; one block lies together.
+        // Length and size of blocks; a single block is contiguous.
         for (len, size) in [
             (4096, 4096),
             (64 * MIB, 64 * MIB),
@@ -63,7 +63,8 @@ fn measure(
     let started = Instant::now();
     let prepared = device.prepare(from, to)?;
     let preparing = started.elapsed().as_secs_f64() * 1e6;
-    // SAFETY: the memory outlives the copies, each of which is waited for, and nobody else uses it.
+    // SAFETY: the memory outlives the copies, each of which is waited for, and nothing else uses
+    // it.
     let by_run = median(queue, |queue| unsafe { Ok(queue.run(&prepared)?) })?;
     // SAFETY: as above.
     let by_copy = median(queue, |queue| unsafe { Ok(queue.copy(from, to)?) })?;
@@ -76,7 +77,7 @@ fn measure(
     Ok(())
 }
 
-/// Microseconds until a copy is seen to be over, and until its call returns.
+/// Returns the median microseconds until a copy is seen to be done, and until its call returns.
 fn median(
     queue: &mut dyn Queue,
     start: impl Fn(&mut dyn Queue) -> Outcome<Ticket>,

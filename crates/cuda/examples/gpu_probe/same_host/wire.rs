@@ -1,4 +1,4 @@
-//! Messages between the two processes: bytes, and file descriptors beside them.
+//! Messages between the two processes: bytes and file descriptors.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -6,11 +6,11 @@ use std::os::unix::net::UnixStream;
 
 use crate::Outcome;
 
-/// File descriptors that the system takes in one call.
+/// Maximum file descriptors that the kernel accepts in one call.
 const AT_ONCE: usize = 253;
 const ROOM: usize = 2048;
 
-/// Room for control messages, aligned as they must be.
+/// Buffer for control messages, aligned as required.
 #[repr(C, align(16))]
 struct Control([u8; ROOM]);
 
@@ -22,7 +22,7 @@ pub(crate) fn send(socket: &mut UnixStream, bytes: &[u8], fds: &[OwnedFd]) -> Ou
         let raw: Vec<RawFd> = part.iter().map(AsRawFd::as_raw_fd).collect();
         with_control(|message| {
             let len = size_of_val(&raw[..]) as u32;
-            // SAFETY: the control memory has room for one message of so many descriptors.
+            // SAFETY: the control buffer has room for one message of so many descriptors.
             unsafe {
                 message.msg_controllen = libc::CMSG_SPACE(len) as usize;
                 let head = libc::CMSG_FIRSTHDR(message);
@@ -53,7 +53,7 @@ pub(crate) fn receive(socket: &mut UnixStream) -> Outcome<(Vec<u8>, Vec<OwnedFd>
     let mut fds = Vec::new();
     while fds.len() < count {
         with_control(|message| {
-            // SAFETY: the system fills the control memory, and says how much of it.
+            // SAFETY: the kernel fills the control buffer, and reports how much of it.
             unsafe {
                 let got = libc::recvmsg(socket.as_raw_fd(), message, libc::MSG_CMSG_CLOEXEC);
                 let head = libc::CMSG_FIRSTHDR(message);
@@ -71,14 +71,14 @@ pub(crate) fn receive(socket: &mut UnixStream) -> Outcome<(Vec<u8>, Vec<OwnedFd>
     Ok((bytes, fds))
 }
 
-/// Calls with a message of one byte and room for descriptors; that byte must go.
+/// Makes a call with a message of one byte and room for descriptors; the byte must be transferred.
 fn with_control(call: impl FnOnce(&mut libc::msghdr) -> isize) -> Outcome {
     let (mut byte, mut control) = (0_u8, Control([0; ROOM]));
     let mut part = libc::iovec {
         iov_base: (&raw mut byte).cast(),
         iov_len: 1,
     };
-    // SAFETY: all zeros is a message without anything.
+    // SAFETY: all zeros is an empty message.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = &raw mut part;
     message.msg_iovlen = 1;

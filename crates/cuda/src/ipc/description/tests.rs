@@ -38,7 +38,7 @@ proptest! {
         prop_assert_eq!(Description::decode(&bytes), Ok(description));
     }
 
-    /// Neither fewer nor more bytes than there are.
+    /// Tests fewer and more bytes than the encoding has.
     #[test]
     fn other_lengths_are_refused(description in descriptions(), cut in any::<prop::sample::Index>()) {
         let mut bytes = description.encode();
@@ -48,7 +48,7 @@ proptest! {
         prop_assert!(Description::decode(&bytes).is_err());
     }
 
-    /// Whatever was changed: what is accepted keeps all limits and is encoded as it came.
+    /// However the bytes are changed: accepted input respects all limits and is canonical.
     #[test]
     fn junk_is_refused_or_harmless(
         description in descriptions(),

@@ -8,29 +8,31 @@ use tcpx_ncclnet::{Comm, Direction, MemoryHandle, MemoryKind};
 use tcpx_net::Span;
 
 use crate::error::Error;
+use crate::log::limited;
 use crate::memory::{MemId, Memory, Place, SlotList};
 
-/// Regions are registered in windows of this size, since older plugins take sizes as `int`.
+/// Size of the windows in which regions are registered; older plugins take sizes as `int`.
 const WINDOW_BYTES: usize = 1 << 30;
 
-/// GPUDirect-TCPX takes device memory in such pages only.
+/// GPUDirect-TCPX accepts device memory only in pages of this size.
 const CUDA_PAGE: usize = 4096;
 
-/// The regions that were registered on one comm, when they were first used.
+/// Regions registered on one comm, each at its first use.
 pub(super) struct Registrations {
-    /// A window reaches so far into the next one that no message crosses its end.
+    /// Windows overlap by this length, so that no message crosses the end of a window.
     message_bytes: usize,
     windows: HashMap<(MemId, usize), Window>,
-    /// Where the last region was found among those of a chunk: neighbours mostly share one.
+    /// Position of the last region found among the regions of a chunk:
+    /// the next message usually shares it.
     hint: usize,
 }
 
 struct Window {
     memory: Arc<Memory>,
     start: usize,
-    /// None if the plugin does not take it.
+    /// `None` if the plugin refuses the memory.
     handle: Option<MemoryHandle>,
-    /// Its memory was revoked; the registration is about to be undone.
+    /// True once the memory was revoked; the registration is about to be removed.
     condemned: bool,
 }
 
@@ -43,8 +45,8 @@ impl Registrations {
         }
     }
 
-    /// The registration that `span`, a message of the chunk at `place`, lies in, and where. None if the plugin cannot take the
-    /// memory as it is.
+    /// Returns the registration that contains `span`, a message of the chunk at `place`, and the
+    /// offset in it. Returns `None` if the plugin cannot use the memory directly.
     pub(super) fn find<D: Direction>(
         &mut self,
         comm: &mut Comm<D>,
@@ -67,7 +69,7 @@ impl Registrations {
         });
         let handle = window.handle.as_ref()?;
         let offset = span.address() - window.start;
-        // Of device memory the last page may be missing.
+        // The last page of device memory may be missing.
         (offset + span.len() <= handle.bytes()).then_some((handle, offset))
     }
 
@@ -81,21 +83,26 @@ impl Registrations {
         Some(memory[found].root())
     }
 
-    /// Marks the registrations of memory that has been revoked.
+    /// Marks the registrations of revoked memory.
     pub(super) fn condemn(&mut self) {
         for window in self.windows.values_mut() {
             window.condemned |= !window.memory.is_live();
         }
     }
 
-    /// Undoes the registrations that were marked. None of their memory is in use.
+    /// Removes the marked registrations. None of their memory is in use.
     pub(super) fn purge<D: Direction>(&mut self, comm: &mut Comm<D>) {
         let condemned = self.windows.extract_if(|_, window| window.condemned);
         for (_, window) in condemned {
             if let Some(handle) = window.handle
                 && let Err(error) = comm.deregister(handle)
             {
-                tracing::warn!(%error, "a plugin cannot deregister memory");
+                limited!(
+                    WARN,
+                    %error,
+                    remedy = "see the plugin's own lines; the memory stays pinned until the process ends",
+                    "a plugin cannot deregister memory"
+                );
             }
         }
     }
@@ -120,44 +127,46 @@ fn register<D: Direction>(
     if len == 0 || !comm.properties().reaches(kind) {
         return None;
     }
-    // GPUDirect-TCPX takes the memory for that of the GPU that is current.
+    // GPUDirect-TCPX assumes that the memory belongs to the current GPU.
     let current = device.map(|device| device.make_current()).transpose();
     let _current = current
         .inspect_err(|error| tracing::debug!(%error, len, "memory goes through slots"))
         .ok()?;
-    // SAFETY: a region that is registered with the session; it stays until whoever revokes it has waited for the requests
-    // that use it and had it purged, or has closed the comm.
+    // SAFETY: the memory is a region that is registered with the session. It stays valid until its
+    // revocation has waited for the requests that use it and purged the window, or has closed the
+    // comm.
     let registered = unsafe { comm.register(address as *mut u8, len, kind) };
     registered
         .inspect_err(|error| tracing::debug!(%error, len, "memory goes through slots"))
         .ok()
 }
 
-/// What the slots that the CPU fills and empties have together, on each comm: as little as possible, since what it has just
-/// written should still be in its cache when it is read.
+/// Total size of the slots that the CPU fills and empties, per comm. Kept small, so that bytes just
+/// written are still in the cache when they are read.
 const HOST_SLOTS_BYTES: usize = 1 << 20;
 
-/// So many there are of messages of any length: one is filled or emptied while the plugin has the others.
+/// Minimum number of such slots, for messages of any length: one is filled or emptied while the
+/// plugin has the others.
 const MIN_HOST_SLOTS: usize = 4;
 
-/// Memory of the engine's own, cut into pieces for messages. Made when it is first needed.
+/// The engine's own memory, divided into slots for messages. Allocated at first use.
 pub(super) struct Slots {
     slot_bytes: usize,
-    /// Where a device copies: as many as the comm has requests. Where the CPU does, fewer.
+    /// Number of slots for device copies: as many as the comm has requests. CPU copies have fewer.
     count: usize,
-    /// For host memory, and for devices.
+    /// Slots for host memory, and for device memory.
     slabs: [Option<Registered>; 2],
 }
 
 /// Slots and their registration.
 struct Registered {
     slots: SlotList,
-    /// Where the registration begins.
+    /// Start of the registration.
     base: usize,
     handle: MemoryHandle,
 }
 
-/// One piece, until it is given back.
+/// One slot, until it is returned.
 #[derive(Debug)]
 pub(super) struct Slot {
     slab: usize,
@@ -166,7 +175,7 @@ pub(super) struct Slot {
 
 impl Slot {
     pub(super) fn span(&self, len: usize) -> Span {
-        // SAFETY: the slot is the caller's until it is given back, and the slots outlive it.
+        // SAFETY: the caller owns the slot until it is returned, and the slots outlive it.
         unsafe { Span::new(self.address as *mut u8, len) }
     }
 }
@@ -180,7 +189,7 @@ impl Slots {
         }
     }
 
-    /// Takes a slot that `device` can copy to and from; none while all are in use.
+    /// Takes a slot that `device` can copy to and from; returns `None` while all are in use.
     pub(super) fn take<D: Direction>(
         &mut self,
         comm: &mut Comm<D>,
@@ -199,7 +208,7 @@ impl Slots {
                 Some(device) => device.pin(bytes)?,
                 None => StandIn::new(0).pin(bytes)?,
             };
-            // SAFETY: the slots are dropped after the comm that they are used with.
+            // SAFETY: the slots are dropped after the comm that uses them.
             let handle = unsafe { comm.register(memory.address(), bytes, MemoryKind::Host) }?;
             let base = memory.address() as usize;
             let mut slots = SlotList::new(self.slot_bytes);
@@ -218,7 +227,7 @@ impl Slots {
         }))
     }
 
-    /// The registration of a slot, and where in it.
+    /// Returns the registration of a slot, and the offset in it.
     pub(super) fn handle(&self, slot: &Slot) -> Option<(&MemoryHandle, usize)> {
         let slab = self.slabs[slot.slab].as_ref()?;
         Some((&slab.handle, slot.address - slab.base))
@@ -249,7 +258,7 @@ impl Own {
             Some(device) => device.pin(bytes)?,
             None => StandIn::new(0).pin(bytes)?,
         };
-        // SAFETY: whoever holds this drops it after the comm.
+        // SAFETY: the owner drops this value after the comm.
         let handle = unsafe { comm.register(memory.address(), bytes, kind) }?;
         Ok(Self { memory, handle })
     }
@@ -258,10 +267,15 @@ impl Own {
         self.memory.address()
     }
 
-    /// Undoes the registration. No request uses the memory any more.
+    /// Removes the registration. No request uses the memory any more.
     pub(super) fn end<D: Direction>(self, comm: &mut Comm<D>) {
         if let Err(error) = comm.deregister(self.handle) {
-            tracing::warn!(%error, "a plugin cannot deregister memory");
+            limited!(
+                WARN,
+                %error,
+                remedy = "see the plugin's own lines; the memory stays pinned until the process ends",
+                "a plugin cannot deregister memory"
+            );
         }
     }
 }

@@ -1,24 +1,24 @@
 //! NCCL net plugins as a carrier of payload.
 //!
-//! A plugin lane is a lane with a pair of comms beside its stream, one for each direction. The stream
-//! carries every frame, as always; the *payload* of a large WRITE or READ answer travels as messages on
-//! the comm, and a flag in its frame says so. A comm matches messages in the order in which they were
-//! posted, and the order of the frames on the stream is the order of the messages on the comm: the
-//! frames are the announcements.
+//! A plugin lane is a lane with a pair of comms beside its stream, one for each direction. The
+//! stream carries every frame, as on other lanes; the *payload* of a large WRITE or READ answer
+//! travels as messages on the comm, which a flag in its frame indicates. A comm matches messages in
+//! the order in which they were posted, and the order of the frames on the stream is the order of
+//! the messages on the comm: the frames announce the messages.
 //!
 //! ```text
-//!   CommSend ─ isend ──► comm ──► irecv ─ CommReceive    payload, in messages of at most `message_bytes`
-//!   Sender ─── frames ─► stream ─────────► Receiver      tables, acknowledgements, notifications, small payload
+//!   CommSend ─ isend ──► comm ──► irecv ─ CommReceive    payload, in messages of limited length
+//!   Sender ─── frames ─► stream ─────────► Receiver      tables, Acks, messages, small payload
 //! ```
 //!
-//! - [`setup`] makes the comms after the handshake of the lanes, on threads of its own.
-//! - [`send`] sends straight from registered memory where the plugin takes it and a message is in one
-//!   piece, else by way of a slot.
-//! - [`receive`] does likewise; on GPUDirect-TCPX the bytes lie in bounce pages, which [`unpack`]
-//!   finds, and go from there to where they belong.
-//! - [`memory`] has the registrations of a comm and its slots.
+//! - [`setup`] makes the comms after the handshake of the lanes, on separate threads.
+//! - [`send`] sends directly from registered memory if the plugin accepts the memory and a message
+//!   is contiguous, otherwise through a slot.
+//! - [`receive`] mirrors this; on GPUDirect-TCPX the bytes arrive in bounce pages, which [`unpack`]
+//!   finds, and are copied from there to their destination.
+//! - [`memory`] holds the registrations of a comm and its slots.
 //!
-//! Nothing calls back: the driver of the lane tests the oldest request of each comm, and looks again
+//! There are no callbacks: the driver of the lane tests the oldest request of each comm, and polls
 //! while requests are outstanding.
 
 mod memory;
@@ -40,21 +40,29 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::memory::{Registry, Staging};
 
-/// Payload up to this size stays in the stream: a message on a comm costs two polls and a slot, and its frame is sent anyway.
+/// Payload up to this size stays in the stream: a message on a comm costs two polls and a slot, in
+/// addition to the frame.
 const INLINE_BYTES: usize = 8 << 10;
 
-/// The largest message, and what a slot holds. Shorter ones cost more calls; longer ones, once they lie in a slot, have
-/// left the cache before they are sent.
+/// Returns whether a payload travels behind its frame although the lane has a comm.
+pub(crate) fn is_inline(bytes: usize) -> bool {
+    bytes <= INLINE_BYTES
+}
+
+/// Limits the length of a message, and sets the size of a slot. Shorter messages cost more calls;
+/// longer ones have left the cache of a slot before they are sent.
 const MESSAGE_BYTES: usize = 1 << 20;
 
-/// The largest message on an unpack device. GPUDirect-TCPX is run with chunks of 512 KiB; it loses track of bounce
-/// pages when a message has more than one chunk on a socket, and a ring slot holds 2048 fragments.
+/// Limits the length of a message on an unpack device. GPUDirect-TCPX is run with chunks of 512
+/// KiB; it loses track of bounce pages if a message has more than one chunk on a socket, and a ring
+/// slot holds 2048 fragments.
 const UNPACK_MESSAGE_BYTES: usize = 512 << 10;
 
-/// How long letting go of memory waits for a comm on which nothing is completed.
+/// Limits how long releasing memory waits for a comm that completes no request.
 const LET_GO_STALL: Duration = Duration::from_secs(1);
 
-/// How long a broken comm is kept from ending its connection: whoever closed the other end may have said why on the stream.
+/// Time that a broken comm waits before it ends its connection:
+/// the peer may have sent the reason on the stream.
 const LAST_WORDS: Duration = Duration::from_millis(250);
 
 /// Why and when a comm was closed.
@@ -71,7 +79,7 @@ impl Broken {
         }
     }
 
-    /// The error, once it is due.
+    /// Returns the error once the waiting time is over.
     fn check(&self) -> Result<(), Error> {
         if self.since.elapsed() < LAST_WORDS {
             Ok(())
@@ -85,17 +93,18 @@ impl Broken {
 pub(crate) struct Net {
     plugin: Plugin,
     message_bytes: usize,
-    /// Stands for the device of host memory, where that is staged too.
+    /// Stand-in for a GPU that stages host memory as well, if configured.
     standin: Option<Arc<dyn Device>>,
     let_go_limit: Duration,
-    /// What was current where the session was opened: the best guess until it has memory of a device.
+    /// The GPU that was current when the session was opened:
+    /// used until the session has device memory.
     opened_on: Option<Arc<dyn Device>>,
 }
 
 impl Net {
     pub(crate) fn open(config: &Config, staging: &Staging) -> Result<Arc<Self>, Error> {
         let current = tcpx_cuda::current().unwrap_or_else(|error| {
-            tracing::debug!(%error, "which GPU is current is not known");
+            tracing::debug!(%error, "cannot determine the current GPU");
             None
         });
         let plugin = match config.plugin_version() {
@@ -126,8 +135,9 @@ impl Net {
         }))
     }
 
-    /// The GPU that comms are made for: one that the session has memory on, else the one that was current where it was
-    /// opened. None where the plugin takes no memory of devices.
+    /// Returns the GPU that comms are made for: a GPU with memory of the session, otherwise the GPU
+    /// that was current when the session was opened. Returns `None` if the plugin does not support
+    /// device memory.
     pub(crate) fn gpu(&self, regions: &Registry) -> Option<Arc<dyn Device>> {
         if !takes_gpu_memory(&self.plugin) {
             return None;
@@ -135,7 +145,7 @@ impl Net {
         regions.first_gpu().or_else(|| self.opened_on.clone())
     }
 
-    /// How many network devices there are.
+    /// Returns the number of network devices.
     pub(crate) fn devices(&self) -> usize {
         self.plugin.devices().len()
     }
@@ -145,7 +155,7 @@ fn takes_gpu_memory(plugin: &Plugin) -> bool {
     plugin.devices().iter().any(|device| device.cuda_memory)
 }
 
-/// Waits for a comm, as long as it moves.
+/// Waits for a comm as long as it makes progress.
 struct Patience {
     since: Instant,
     moved: Instant,
@@ -166,12 +176,12 @@ impl Patience {
 
     fn error(&self) -> Error {
         Error::Timeout {
-            what: "the end of a plugin's use of memory",
+            what: "the release of memory by a plugin",
             after: self.since.elapsed(),
         }
     }
 
-    /// One turn of waiting; false when it has been too long.
+    /// Waits one turn; returns false once the limit is exceeded.
     fn wait(&mut self, moved: bool) -> bool {
         let now = Instant::now();
         if moved {

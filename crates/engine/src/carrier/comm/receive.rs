@@ -1,4 +1,4 @@
-//! The receiving half of a comm pair. [`landing`] brings what was received to where it belongs.
+//! The receiving half of a comm pair. [`landing`] copies received messages to their destination.
 
 mod landing;
 
@@ -21,57 +21,57 @@ use crate::carrier::{Over, ReceiveCarrier, Room};
 use crate::error::{Error, PluginFault};
 use crate::memory::{Copier, PendingCopy, Place};
 
-/// A payload that comes on the comm.
+/// A payload that arrives on the comm.
 pub(crate) trait Target: Send {
-    /// How many bytes it has.
+    /// Returns the length of the payload.
     fn bytes(&self) -> usize;
 
-    /// Where its bytes go; none if they are dropped. Asked right before they are touched, so that memory that was revoked
-    /// since is not.
+    /// Returns the destination of the bytes; `None` if they are dropped. Called right before the
+    /// memory is touched, so that memory revoked in the meantime is not touched.
     fn place(&mut self) -> Option<Place<'_>>;
 
-    /// Whether the memory at its place must be let go.
+    /// Returns whether the destination's memory must be released.
     fn is_dead(&self) -> bool;
 }
 
 /// Receives the payloads that were announced on the stream, as messages on the comm, in order.
 pub(crate) struct CommReceive<T> {
-    // Before everything that it may use. None once it is closed.
+    // Dropped before everything that it may use. `None` once it is closed.
     comm: Option<RecvComm>,
     unpack: Option<Unpack>,
-    /// The plugin writes to devices' memory by itself, and is told to flush it.
+    /// True if the plugin writes directly to device memory, which must then be flushed.
     flushes: bool,
     registrations: Registrations,
     slots: Slots,
     copier: Copier,
     frames: VecDeque<Frame<T>>,
-    /// Frames that were dealt with.
+    /// Number of frames that are complete and removed.
     over: u64,
-    /// Frames before this one are posted completely.
+    /// All frames before this number are posted completely.
     unposted: u64,
     /// Messages that are posted and not consumed.
     posted: VecDeque<Message>,
-    /// How many of those the plugin has reported as done. ≤ posted.len()
+    /// Number of messages that the plugin has reported as done, at most `posted.len()`.
     done: usize,
     message_bytes: usize,
     next_tag: i32,
-    /// Stands for the device of host memory.
+    /// Stand-in for the device of host memory.
     standin: Option<Arc<dyn Device>>,
     let_go_limit: Duration,
     broken: Option<Broken>,
-    /// Bytes of messages that were received, and that nobody has counted yet.
+    /// Bytes received since the last call of `take_moved`.
     received: u64,
 }
 
 struct Frame<T> {
     ticket: Ticket,
     then: T,
-    /// Bytes for which no receive is posted, and where they go.
+    /// Bytes without a posted receive, and their destination.
     unposted: usize,
     at: Cursor,
     /// Messages that are posted and have not landed.
     outstanding: usize,
-    /// Why its bytes have not reached their device.
+    /// Why the bytes did not reach their device.
     failed: Option<Error>,
 }
 
@@ -79,7 +79,7 @@ struct Message {
     request: Request,
     frame: u64,
     len: usize,
-    /// Where in the frame's place.
+    /// Position in the frame's destination.
     at: Cursor,
     state: MessageState,
 }
@@ -98,7 +98,7 @@ enum MessageState {
     Flushing(Flush),
     InSlot(Slot),
     Bounced,
-    /// To a slot, by the device that the bounce pages are on.
+    /// Copy to a slot, by the device that holds the bounce pages.
     Gathering(PendingCopy, Slot),
     Scattering(PendingCopy, Slot),
     Unpacking(PendingCopy),
@@ -135,7 +135,7 @@ impl<T: Target> CommReceive<T> {
         })
     }
 
-    /// Which devices the plugin of this comm reads from by itself.
+    /// Returns the devices from which the plugin of this comm reads directly.
     pub(super) fn devices(&self) -> Devices {
         let cuda = self
             .comm
@@ -168,7 +168,8 @@ impl<T: Target> CommReceive<T> {
             let Some(comm) = &mut self.comm else {
                 return Ok(moved);
             };
-            // A receive that is done may keep its request until it is flushed, so one is left for that.
+            // A completed receive may keep its request until it is flushed,
+            // so reserve one request for the flush.
             if comm.in_flight() + usize::from(self.flushes) >= comm.slots() {
                 return Ok(moved);
             }
@@ -236,7 +237,7 @@ impl<T: Target> CommReceive<T> {
             let Some(completion) = comm.test(message.request)? else {
                 break;
             };
-            // Not every plugin says how much came; what one says must be true.
+            // Not every plugin reports the length; a reported length must be correct.
             if let Some(found) = completion.reported_bytes.filter(|n| *n != message.len) {
                 let expected = message.len;
                 let fault = PluginFault::WrongLength { found, expected };
@@ -246,7 +247,7 @@ impl<T: Target> CommReceive<T> {
             self.done += 1;
             self.received += message.len as u64;
             self.advance(self.done - 1)?;
-            // At once: bounce pages that are used again soon are still in the cache.
+            // Consumed at once: bounce pages that are reused soon are still in the cache.
             self.consume()?;
         }
         Ok(moved)
@@ -281,14 +282,14 @@ impl<T: Target> CommReceive<T> {
         }
     }
 
-    /// Closes the comm, after which the plugin uses no memory, and waits for the copies that are under way.
+    /// Closes the comm, after which the plugin uses no memory, and waits for copies in flight.
     fn shut(&mut self, error: Error) {
         for message in &self.posted {
             if let MessageState::Gathering(copy, _)
             | MessageState::Scattering(copy, _)
             | MessageState::Unpacking(copy) = &message.state
             {
-                // How it ended makes no difference any more.
+                // The outcome no longer matters.
                 let _ = self.copier.wait(*copy);
             }
         }
@@ -308,7 +309,7 @@ impl<T: Target> ReceiveCarrier<T> for CommReceive<T> {
         true
     }
 
-    /// Nothing of it travels behind its frame.
+    /// Returns `None`: no payload bytes travel behind the frame.
     fn room<'a>(&'a mut self, _: &Place<'a>, _: usize) -> Result<Option<Room<'a>>, Error> {
         Ok(None)
     }
@@ -329,7 +330,7 @@ impl<T: Target> ReceiveCarrier<T> for CommReceive<T> {
         None
     }
 
-    /// Posts receives, looks which are done, and brings their bytes where they belong.
+    /// Posts receives, tests for completion, and copies received bytes to their destination.
     fn step(&mut self) -> Result<bool, Error> {
         if !self.is_busy() {
             return Ok(false);
@@ -362,7 +363,7 @@ impl<T: Target> ReceiveCarrier<T> for CommReceive<T> {
         !self.frames.is_empty() || !self.posted.is_empty() || self.broken.is_some()
     }
 
-    /// Whether receives or flushes are outstanding, or payload waits to be posted.
+    /// Returns whether receives or flushes are outstanding, or payload waits to be posted.
     fn is_waiting(&self) -> bool {
         let is_flushing = |message: &Message| matches!(message.state, MessageState::Flushing(_));
         self.done < self.posted.len()
@@ -374,10 +375,11 @@ impl<T: Target> ReceiveCarrier<T> for CommReceive<T> {
         std::mem::take(&mut self.received)
     }
 
-    /// Waits for what is being received into memory that must be let go. If that takes too long the
-    /// comm is closed, and the error ends the connection.
+    /// Waits for receives into memory that must be released. On a timeout the comm is closed, and
+    /// the error ends the connection.
     fn let_go(&mut self) -> Result<(), Error> {
-        // Before the look: what is revoked during the wait may be in use, and is let go by another call.
+        // Marked before the wait: memory that is revoked during the wait may be in use, and is
+        // released by another call.
         self.registrations.condemn();
         let outcome = self.try_let_go();
         if let Err(error) = &outcome {

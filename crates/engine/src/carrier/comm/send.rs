@@ -12,30 +12,31 @@ use tcpx_net::{Store, copy_spans};
 use tcpx_proto::frame::FLAG_COMM;
 
 use super::memory::{Own, Registrations, Slot, Slots};
-use super::{Broken, INLINE_BYTES, Patience};
+use super::{Broken, Patience, is_inline};
 use crate::carrier::{Begin, LetGo, Outgoing, SendCarrier};
 use crate::error::Error;
 use crate::memory::{Copier, PendingCopy, Place};
 use crate::transfer::Run;
 
-/// Messages that a device copies ahead of those that are being sent.
+/// Messages that a device copies ahead of the messages being sent.
 const DEPTH: usize = 4;
 
 /// Sends the payloads that were announced on the stream as messages on the comm, oldest first.
 pub(crate) struct CommSend {
-    // Before everything that it may use. None once it is closed.
+    // Dropped before everything that it may use. `None` once it is closed.
     comm: Option<SendComm>,
     registrations: Registrations,
     slots: Slots,
     copier: Copier,
     frames: VecDeque<Frame>,
-    /// Whether the frame of the last payload has not begun.
+    /// True if the frame of the last payload has not begun.
     is_fresh: bool,
-    /// Messages that are being put into slots, or wait to be posted: all of the first frame that is not posted completely.
+    /// Messages that are being copied into slots, or wait to be posted; all belong to the first
+    /// frame that is not completely posted.
     prepared: VecDeque<Prepared>,
-    /// Frames that have left.
+    /// Number of frames that are complete and removed.
     left: u64,
-    /// Frames before this one are announced. ≥ left
+    /// All frames before this number are announced. At least `left`.
     announced: u64,
     posted: VecDeque<Posted>,
     message_bytes: usize,
@@ -44,15 +45,15 @@ pub(crate) struct CommSend {
     let_go_limit: Duration,
     /// Why the comm was closed.
     broken: Option<Broken>,
-    /// Bytes of messages that are done, and that nobody has counted yet.
+    /// Bytes sent since the last call of `take_moved`.
     sent: u64,
 }
 
-/// Which devices the plugin reads from by itself.
+/// Devices from which the plugin reads directly.
 #[derive(Clone)]
 pub(super) enum Devices {
     None,
-    /// The stand-in for a GPU: its plugin works with host memory alone.
+    /// The stand-in for a GPU: its plugin works only with host memory.
     StandIn(Option<Arc<dyn Device>>),
     /// This GPU.
     Only(Arc<dyn Device>),
@@ -73,20 +74,21 @@ impl Devices {
 
 struct Frame {
     payload: Outgoing,
-    /// Bytes that are not in a message yet, and where they begin.
+    /// Bytes that are not in a message yet, and their start.
     unsent: usize,
     at: Cursor,
-    /// Messages that are in [`CommSend::prepared`], and those that are posted and not done.
+    /// Messages in [`CommSend::prepared`], and messages that are posted and not done.
     prepared: usize,
     posted: usize,
-    /// A copy of what was unsent when its memory was revoked, and how far it has been sent.
+    /// Copy of the unsent bytes, made when their memory was revoked,
+    /// and the number of bytes sent from it.
     own: Option<(Own, usize)>,
 }
 
 struct Prepared {
     slot: Slot,
     len: usize,
-    /// None once it is over.
+    /// `None` once the copy is over.
     copy: Option<PendingCopy>,
 }
 
@@ -97,12 +99,12 @@ struct Posted {
     slot: Option<Slot>,
 }
 
-/// What came of an attempt to post a message.
+/// Result of an attempt to post a message.
 enum Tried {
     Posted(Request, usize),
-    /// There is no room now.
+    /// There is currently no room.
     Later,
-    /// It has to go through a slot.
+    /// The message has to pass through a slot.
     Staged,
 }
 
@@ -182,7 +184,7 @@ impl CommSend {
         Ok(moved)
     }
 
-    /// Posts the next message of a frame; false when that is not possible now.
+    /// Posts the next message of a frame; returns false if that is currently impossible.
     fn post_message(&mut self, index: usize) -> Result<bool, Error> {
         let has_slot = |comm: &SendComm| comm.in_flight() < comm.slots();
         if !self.comm.as_ref().is_some_and(has_slot) {
@@ -207,7 +209,7 @@ impl CommSend {
         Ok(true)
     }
 
-    /// Posts a message out of its memory, or of the copy that was made of that.
+    /// Posts a message from its memory, or from the copy of revoked memory.
     fn post_direct(&mut self, index: usize) -> Result<Tried, Error> {
         let frame = &mut self.frames[index];
         let Some(comm) = self.comm.as_mut().filter(|_| frame.prepared == 0) else {
@@ -240,7 +242,7 @@ impl CommSend {
         Ok(Tried::Posted(request, len))
     }
 
-    /// Posts a message that was put into a slot.
+    /// Posts a message from a slot.
     fn post_staged(&mut self, index: usize) -> Result<(Tried, Option<Slot>), Error> {
         let frame = &mut self.frames[index];
         let Some(comm) = &mut self.comm else {
@@ -288,13 +290,13 @@ impl CommSend {
                 }
             }
             if frame.own.is_none() && !which.may_copy(&frame.payload, frame.unsent) {
-                // The comm is closed, and the connection ends.
+                // Closes the comm and ends the connection.
                 return Err(Error::Aborted);
             }
             frame.keep_copy(comm, &mut self.copier)?;
         }
         let mut patience = Patience::new(self.let_go_limit);
-        // Messages in slots and copies are no use of the memory, but they are few, and on their way too.
+        // Messages in slots or copies do not use the memory, but they are few and also in flight.
         while self
             .posted
             .iter()
@@ -314,7 +316,7 @@ impl CommSend {
         self.broken.get_or_insert_with(|| Broken::new(error));
         for prepared in self.prepared.drain(..) {
             if let Some(copy) = prepared.copy {
-                // How it ended makes no difference any more.
+                // The outcome no longer matters.
                 let _ = self.copier.wait(copy);
             }
         }
@@ -326,14 +328,14 @@ impl CommSend {
 
 impl SendCarrier for CommSend {
     fn takes(&self, _place: &Place<'_>, bytes: usize) -> bool {
-        bytes > INLINE_BYTES
+        !is_inline(bytes)
     }
 
     fn flag(&self) -> u8 {
         FLAG_COMM
     }
 
-    /// All payloads that were announced are in the plugin's hands.
+    /// Returns true if all announced payloads are posted and a request is free.
     fn has_room(&mut self, _bytes: usize, _run: Option<&Arc<Run>>) -> bool {
         let comm = self.comm.as_ref();
         self.frames.back().is_none_or(Frame::is_posted)
@@ -352,7 +354,7 @@ impl SendCarrier for CommSend {
         });
     }
 
-    /// The frame is the announcement: it begins at once.
+    /// The frame is the announcement, so it begins at once.
     fn poll_begin(&mut self) -> Begin<'_> {
         match self.frames.back() {
             Some(frame) if std::mem::take(&mut self.is_fresh) => Begin::Frame(&frame.payload),
@@ -360,10 +362,10 @@ impl SendCarrier for CommSend {
         }
     }
 
-    /// Looks for messages that are done, and posts others: those of payloads whose frames have left.
+    /// Tests for completed messages, and posts messages of payloads whose frames have left.
     ///
-    /// What was announced goes on whatever the stream does: the peer may read no more of that before it
-    /// has come.
+    /// Announced payload continues independent of the stream: the peer may not read any further
+    /// frames before the payload has arrived.
     fn step(&mut self, announced: bool) -> Result<bool, Error> {
         if !self.is_busy() {
             return Ok(false);
@@ -393,7 +395,7 @@ impl SendCarrier for CommSend {
         !self.frames.is_empty() || self.broken.is_some()
     }
 
-    /// Whether messages are outstanding, or announced payload waits to be posted.
+    /// Returns whether messages are outstanding, or announced payload waits to be posted.
     fn is_waiting(&self) -> bool {
         let mut announced = self.frames.iter().take(self.announced_here());
         !self.posted.is_empty() || announced.any(|frame| !frame.is_posted())
@@ -403,12 +405,12 @@ impl SendCarrier for CommSend {
         std::mem::take(&mut self.sent)
     }
 
-    /// Copies what is not sent yet and waits for outstanding messages. If that takes too long the comm is
-    /// closed, and the error ends the connection.
+    /// Copies the unsent bytes and waits for outstanding messages. On a timeout the comm is closed,
+    /// and the error ends the connection.
     fn let_go(&mut self, which: LetGo<'_>, _rest: &mut Vec<u8>) -> Result<(), Error> {
         if let LetGo::Revoked(_) = which {
-            // Before the look: what is revoked during the wait may be in use, and is let go by another
-            // call.
+            // Marked before the wait: memory that is revoked during the wait may be in use, and is
+            // released by another call.
             self.registrations.condemn();
         }
         let outcome = self.try_let_go(which);
@@ -427,7 +429,7 @@ impl SendCarrier for CommSend {
 }
 
 impl Frame {
-    /// Whether all of it was handed to the plugin.
+    /// Returns whether all bytes were handed to the plugin.
     fn is_posted(&self) -> bool {
         self.unsent == 0 && self.prepared == 0
     }
@@ -438,7 +440,7 @@ impl Frame {
 }
 
 impl Frame {
-    /// Puts the next messages into slots, as far as there are any: one by the CPU, some ahead by a device.
+    /// Copies the next messages into available slots: one by the CPU, or several ahead by a device.
     fn prepare(
         &mut self,
         comm: &mut SendComm,
@@ -475,14 +477,14 @@ impl Frame {
         Ok(())
     }
 
-    /// Makes what is unsent independent of its memory.
+    /// Copies the unsent bytes, so that the frame no longer needs its memory.
     fn keep_copy(&mut self, comm: &mut SendComm, copier: &mut Copier) -> Result<(), Error> {
         if self.unsent == 0 || self.own.is_some() {
             return Ok(());
         }
         let Place { spans, device, .. } = self.payload.place();
         let own = Own::new(comm, device, self.unsent, MemoryKind::Host)?;
-        // SAFETY: memory of its own, at least so long.
+        // SAFETY: `own` is a separate allocation of at least this length.
         let to = unsafe { Span::new(own.address(), self.unsent) };
         match device {
             Some(device) => {
@@ -504,7 +506,7 @@ mod tests {
     use tcpx_cuda::StandIn;
 
     #[test]
-    fn a_plugin_is_given_the_devices_that_it_reaches() {
+    fn devices_contain_only_devices_of_the_plugin() {
         let one: Arc<dyn Device> = Arc::new(StandIn::new(1));
         let other: Arc<dyn Device> = Arc::new(StandIn::new(2));
         let takes = |devices: Devices| {

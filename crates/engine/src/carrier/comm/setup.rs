@@ -1,13 +1,14 @@
-//! How the comms of a connection come into being, after the handshake of its lanes.
+//! Setup of the comms of a connection, after the handshake of its lanes.
 //!
 //! ```text
-//!   listen ─► Comm frame with the handle ─────────► connect (on a thread of its own)     for each lane, in both directions at once
-//!   accept (on a thread of its own) ◄─────────────────┘
-//!   both comms there ─► empty Comm frame ─────────► the lane is in use once both have it
+//!   for each lane, in both directions at once:
+//!   listen ─► Comm frame with the handle ──► connect (on a separate thread)
+//!   accept (on a separate thread) ◄──────────────┘
+//!   both comms made ─► empty Comm frame ───► the lane is in use once both sides have it
 //! ```
 //!
-//! Everything is polled, on threads that serve this connection alone: plugins may take seconds, `accept` of some blocks until the
-//! peer has connected, and so does `connect` of old ones.
+//! Everything is polled, on threads that serve only this connection: plugins may take seconds,
+//! `accept` of some plugins blocks until the peer has connected, and so does `connect` of old ones.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,15 +26,15 @@ use super::{CommReceive, CommSend, Net, Target};
 use crate::error::{CommCause, Error, Misbehaviour};
 use crate::log::limited;
 
-/// How soon a plugin is asked again whether a connection has come about, at first and in the end. There is a thread for each
-/// lane, and the threads of many peers' lanes must leave the cores to those that move bytes.
+/// Shortest and longest interval at which a plugin is polled for a connection. Each lane has a
+/// thread, and the threads of many peers' lanes must leave the cores to threads that move bytes.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LAST_LOOK: Duration = Duration::from_millis(50);
 
-/// No plugin has a reason for smaller messages.
+/// Plugins with a smaller limit are refused.
 const MIN_MESSAGE_BYTES: usize = 4096;
 
-/// A lane after its handshake: its stream, and what came behind the handshake.
+/// A lane after its handshake: its stream, and the bytes received after the handshake.
 pub(crate) struct RawLane {
     pub(crate) stream: Stream,
     pub(crate) early: Vec<u8>,
@@ -48,7 +49,7 @@ pub(crate) struct Comms {
 }
 
 impl Comms {
-    /// The two halves of the lane.
+    /// Makes the two halves of the lane.
     pub(crate) fn open<T: Target>(self) -> Result<(CommSend, CommReceive<T>), Error> {
         let Self {
             net,
@@ -63,20 +64,27 @@ impl Comms {
     }
 }
 
-/// Waits a little: the longer, the longer it has been since `start`.
+/// Waits a little, longer as the time since `start` grows.
 fn pause(start: Instant) {
     std::thread::sleep((start.elapsed() / 8).clamp(FIRST_LOOK, LAST_LOOK));
 }
 
-/// Makes `gpu` current on this thread. GPUDirect-TCPX makes a connection for the GPU that is current where it listens, connects
-/// and accepts, and has its bounce pages there.
+/// Makes `gpu` current on this thread. GPUDirect-TCPX makes a connection for the GPU that is
+/// current when it listens, connects and accepts, and allocates its bounce pages there.
 fn make_current(gpu: Option<&Arc<dyn Device>>) -> Option<Current> {
     gpu?.make_current()
-        .inspect_err(|error| limited!(WARN, %error, "the plugin connects without a GPU"))
+        .inspect_err(|error| {
+            limited!(
+                WARN,
+                %error,
+                remedy = "see the error; `tcpx doctor` checks the GPUs",
+                "the plugin connects without a GPU"
+            );
+        })
         .ok()
 }
 
-/// Makes the comms of all lanes, for a GPU. Blocks: for a thread of its own.
+/// Makes the comms of all lanes, for a GPU. Blocks, so it needs a separate thread.
 pub(crate) fn set_up(
     net: &Arc<Net>,
     gpu: Option<&Arc<dyn Device>>,
@@ -151,7 +159,7 @@ fn connect_all(
         connecting.push(net.plugin.connect(device, &handle)?);
         attempts.push(Attempt {
             send: None,
-            // Not before the peer has shown that it fits: there is no call to give up an accept that waits.
+            // Not before the peer is known to be compatible: a waiting accept cannot be cancelled.
             accepted: accept(gpu.cloned(), listener, Arc::clone(given_up))?,
             recv: None,
             message_bytes,
@@ -170,7 +178,7 @@ fn connect_all(
             break;
         }
         for lane in &mut *lanes {
-            // A peer that has given up says why.
+            // A peer that gave up sends the reason.
             lane.look()?;
         }
         wait()?;
@@ -185,7 +193,7 @@ fn connect_all(
     }
     let comms = attempts.into_iter().filter_map(|attempt| {
         let mut send = attempt.send?;
-        // The peer's empty frame said so.
+        // The peer's empty frame confirms that it has accepted.
         send.accepted();
         Some(Comms {
             net: Arc::clone(net),
@@ -205,7 +213,7 @@ struct Attempt {
 }
 
 impl Attempt {
-    /// True once both comms are there.
+    /// Returns true once both comms exist.
     fn advance(&mut self) -> Result<bool, CommCause> {
         if self.recv.is_none()
             && let Some(comm) = received(&self.accepted, "accept")?
@@ -231,7 +239,8 @@ fn spawn(
     started.map_err(|e| CommCause::Thread(e.into()))
 }
 
-/// What a thread has to say, if it has; a thread that has ended says so only if it has said everything before.
+/// Returns a result that the thread has sent, if any;
+/// an ended thread is an error only after all of its results.
 fn received<T>(from: &mpsc::Receiver<T>, call: &'static str) -> Result<Option<T>, CommCause> {
     match from.try_recv() {
         Ok(value) => Ok(Some(value)),
@@ -240,10 +249,10 @@ fn received<T>(from: &mpsc::Receiver<T>, call: &'static str) -> Result<Option<T>
     }
 }
 
-/// The comm of one of several lanes, or why there is none.
+/// The comm of one of several lanes, or the error.
 type Connected = (usize, Result<SendComm, tcpx_ncclnet::Error>);
 
-/// Makes all connections, on a thread of its own. Should the plugin block for ever, the thread is left behind.
+/// Makes all connections on a separate thread. The thread is leaked if the plugin blocks for ever.
 fn connect(
     gpu: Option<Arc<dyn Device>>,
     attempts: Vec<Connecting>,
@@ -253,12 +262,12 @@ fn connect(
     let start = Instant::now();
     spawn("tcpx-connect", gpu, move || {
         let mut attempts: Vec<_> = attempts.into_iter().enumerate().collect();
-        // To the end of the set-up: whoever listens would take an earlier one for a failure.
+        // Runs until the end of the setup: the receiver would take an earlier end for a failure.
         while !given_up.load(Ordering::Relaxed) {
             attempts.retain_mut(|(index, connecting)| match connecting.poll() {
                 Poll::Pending => true,
                 Poll::Ready(comm) => {
-                    // Nobody waits any more if the connection was given up meanwhile.
+                    // The receiver is gone if the setup was cancelled.
                     let _ = outcome.send((*index, comm));
                     false
                 }
@@ -269,7 +278,7 @@ fn connect(
     Ok(connected)
 }
 
-/// Accepts on a thread of its own. Should the plugin block for ever, the thread is left behind.
+/// Accepts on a separate thread. The thread is leaked if the plugin blocks for ever.
 fn accept(
     gpu: Option<Arc<dyn Device>>,
     mut listener: Listener,
@@ -280,7 +289,7 @@ fn accept(
     spawn("tcpx-accept", gpu, move || {
         while !given_up.load(Ordering::Relaxed) {
             if let Poll::Ready(comm) = listener.accept() {
-                // Nobody waits any more if the connection was given up meanwhile.
+                // The receiver is gone if the setup was cancelled.
                 let _ = outcome.send(comm);
                 return;
             }
@@ -298,7 +307,7 @@ fn send_frame(stream: &Stream, kind: Kind, payload: &[u8]) -> Result<(), CommCau
     };
     header.encode(&mut bytes);
     bytes.extend_from_slice(payload);
-    // The lane's first bytes after the handshake: they fit any send buffer.
+    // These are the lane's first bytes after the handshake: they fit any send buffer.
     match stream.send(&bytes, &[], Cursor::default()) {
         Ok(sent) if sent == bytes.len() => Ok(()),
         Ok(_) => Err(CommCause::NotReading),
@@ -310,13 +319,13 @@ fn say_goodbye(lanes: &[RawLane], cause: &CommCause) {
     let reason = cause.to_string();
     let text = &reason.as_bytes()[..reason.len().min(MAX_TEXT_BYTES as usize)];
     for lane in lanes {
-        // It may be gone already.
+        // The peer may already be gone.
         let _ = send_frame(&lane.stream, Kind::Goodbye, text);
     }
 }
 
 impl RawLane {
-    /// The payload of the next frame, which sets comms up; never reads past it.
+    /// Returns the payload of the next setup frame; never reads past it.
     fn read_frame(
         &mut self,
         wait: &impl Fn() -> Result<(), CommCause>,
@@ -329,7 +338,7 @@ impl RawLane {
         }
     }
 
-    /// Takes what has come of the next frame, without waiting; notices that the peer has given up.
+    /// Receives available bytes of the next frame without waiting; detects that the peer gave up.
     fn look(&mut self) -> Result<(), CommCause> {
         self.fill(HEADER_BYTES)?;
         if self.early.first() == Some(&(Kind::Goodbye as u8)) {
@@ -364,7 +373,7 @@ impl RawLane {
         }
     }
 
-    /// Reads until `len` bytes are there, or nothing more is.
+    /// Reads until `len` bytes are there, or no more are available.
     fn fill(&mut self, len: usize) -> Result<(), CommCause> {
         while self.early.len() < len {
             let at = self.early.len();

@@ -1,12 +1,13 @@
-//! GPUDirect-TCPX receives: bytes lie in bounce pages, and a ring tells which fragment belongs where.
+//! GPUDirect-TCPX receives: bytes arrive in bounce pages, and a ring lists the fragments.
 //!
-//! The ring is reached through the device handle alone. Receive `k` of a comm has slot `k mod 16`, valid from the moment
-//! its request is done until it is consumed:
+//! The ring is accessible only through the device handle. Receive `k` of a comm has slot
+//! `k mod 16`, valid from the completion of its request until it is consumed:
 //!
 //! ```text
-//!   device handle ─► { ring, bounce pages, head }        24 bytes, on the device or (an emulator's) on the host
+//!   device handle ─► { ring, bounce pages, head }   24 bytes, on the device or (emulator) the host
 //!   ring           = entries[16][2048] ‖ u64 count[16]
-//!   entry          = u32 source (from the bounce pages) ‖ u32 length ‖ u64 target (from the posted address)
+//!   entry          = u32 source (from the bounce pages) ‖ u32 length
+//!                    ‖ u64 target (from the posted address)
 //! ```
 
 use std::mem::offset_of;
@@ -35,13 +36,14 @@ const _: () = assert!(RING_BYTES == 524_416);
 /// The receiving side of an unpack device.
 pub(super) struct Unpack {
     pub(super) ring: Ring,
-    /// The GPU that the bounce pages are on; none if the CPU can read them.
+    /// The GPU that holds the bounce pages; `None` if the CPU can read them.
     pub(super) device: Option<Arc<dyn Device>>,
-    /// What receives are posted on. The plugin never writes to it, so they all share it.
+    /// Memory on which receives are posted.
+    /// The plugin never writes to it, so all receives share it.
     landing: Landing,
 }
 
-/// The plugin's ring, and what was found in it last.
+/// The plugin's ring, and the fragments found last.
 pub(super) struct Ring {
     address: usize,
     bounce: usize,
@@ -51,7 +53,7 @@ pub(super) struct Ring {
 }
 
 enum Landing {
-    /// Host memory that the plugin takes for a device's.
+    /// Host memory that the plugin treats as device memory.
     Host(Own),
     Device {
         handle: MemoryHandle,
@@ -60,8 +62,8 @@ enum Landing {
 }
 
 impl Unpack {
-    /// Reads the comm's device handle, once. None if receives on this comm land in the posted memory: the plugin takes no
-    /// memory of a device that this process has.
+    /// Reads the comm's device handle, once. Returns `None` if receives on this comm land in the
+    /// posted memory, because the plugin supports no device memory of this process.
     pub(super) fn new(comm: &mut RecvComm, message_bytes: usize) -> Result<Option<Self>, Error> {
         let Some(handle) = comm.device_handle() else {
             return Ok(None);
@@ -101,7 +103,7 @@ impl Unpack {
                 let bytes = message_bytes.next_multiple_of(4096);
                 let memory = DeviceBuffer::alloc(device.ordinal(), bytes + 4096)?;
                 let address = memory.address().next_multiple_of(4096) as *mut u8;
-                // SAFETY: the buffer is kept beside the comm, and dropped after it.
+                // SAFETY: the buffer is stored beside the comm, and dropped after it.
                 let handle = unsafe { comm.register(address, bytes, MemoryKind::Cuda) }?;
                 Landing::Device {
                     handle,
@@ -117,14 +119,14 @@ impl Unpack {
             },
         };
         Ok(Some(Self {
-            // SAFETY: the plugin's ring and pages, which are there as long as the comm is.
+            // SAFETY: the plugin's ring and pages exist as long as the comm.
             ring: unsafe { Ring::new(ring, bounce) },
             device,
             landing,
         }))
     }
 
-    /// What receives are posted on.
+    /// Returns the memory on which receives are posted.
     pub(super) fn landing(&self) -> &MemoryHandle {
         match &self.landing {
             Landing::Host(own) => &own.handle,
@@ -135,8 +137,8 @@ impl Unpack {
 
 impl Ring {
     /// # Safety
-    /// There is a ring at `address`, and pages at `bounce`, for as long as this is used; whoever calls [`Ring::find`]
-    /// does so for a receive that is done and not consumed.
+    /// A ring at `address` and pages at `bounce` must exist as long as this value is used, and
+    /// [`Ring::find`] may be called only for a receive that is done and not consumed.
     unsafe fn new(address: usize, bounce: usize) -> Self {
         Self {
             address,
@@ -146,12 +148,14 @@ impl Ring {
         }
     }
 
-    /// Finds the fragments of a receive of `len` bytes that is done and not consumed: [`Ring::spans`] has them in payload order.
+    /// Finds the fragments of a receive of `len` bytes that is done and not consumed:
+    /// [`Ring::spans`] then returns them in payload order.
     pub(super) fn find(&mut self, number: u64, len: usize) -> Result<(), Error> {
         let slot = (number % SLOTS) as usize;
         let broke = |fault| Err(Error::PluginBroke(fault));
         let count = (self.address + COUNTS_AT + slot * size_of::<u64>()) as *const u64;
-        // SAFETY: the ring is the comm's, which is open; the slot holds still until the receive is consumed.
+        // SAFETY: the ring belongs to the comm, which is open; the slot does not change until the
+        // receive is consumed.
         let count = unsafe { count.read_volatile() };
         fence(Ordering::Acquire);
         if count > ENTRIES as u64 {
@@ -159,7 +163,8 @@ impl Ring {
             return broke(PluginFault::TooManyFragments { count, max });
         }
         let entries = (self.address + slot * ENTRIES * size_of::<Entry>()) as *const Entry;
-        // SAFETY: as above; so many entries were written, and Entry is 16 bytes of plain integers.
+        // SAFETY: as above; the plugin has written `count` entries,
+        // and Entry is 16 bytes of plain integers.
         let entries = unsafe { std::slice::from_raw_parts(entries, count as usize) };
         self.entries.clear();
         self.entries.extend_from_slice(entries);
@@ -167,7 +172,7 @@ impl Ring {
         self.entries.sort_unstable_by_key(|entry| entry.to);
         self.spans.clear();
         let mut end = 0;
-        // An empty fragment, wherever it is said to go, is none.
+        // Empty fragments are ignored, wherever their target.
         for entry in self.entries.iter().filter(|entry| entry.len > 0) {
             if entry.to != end {
                 break;
@@ -180,7 +185,8 @@ impl Ring {
                 });
             }
             let source = self.bounce + entry.from as usize;
-            // SAFETY: a fragment in the plugin's pages, which are ours to read until the receive is consumed.
+            // SAFETY: the fragment lies in the plugin's pages,
+            // which may be read until the receive is consumed.
             let span = unsafe { Span::new(source as *mut u8, entry.len as usize) };
             push_merged(&mut self.spans, span);
         }
@@ -194,21 +200,21 @@ impl Ring {
         Ok(())
     }
 
-    /// Where the bounce pages begin.
+    /// Returns the start of the bounce pages.
     pub(super) fn base(&self) -> usize {
         self.bounce
     }
 
-    /// The fragments that were found last, in payload order.
+    /// Returns the fragments found last, in payload order.
     pub(super) fn spans(&self) -> &[Span] {
         &self.spans
     }
 }
 
-/// Reads a few bytes, wherever they are.
+/// Reads a few bytes from host or device memory.
 fn read_anywhere(address: usize, len: usize) -> Result<Vec<u8>, Error> {
     let mut bytes = vec![0; len];
-    // SAFETY: the plugin says that these bytes are there.
+    // SAFETY: the plugin declares that these bytes exist.
     let span = unsafe { Span::new(address as *mut u8, len) };
     match tcpx_cuda::locate(address, len)? {
         None => {
@@ -216,7 +222,7 @@ fn read_anywhere(address: usize, len: usize) -> Result<Vec<u8>, Error> {
         }
         Some(device) => {
             let slot = device.pin(len)?;
-            // SAFETY: pinned memory of so many bytes, until the end of this block.
+            // SAFETY: pinned memory of this length, valid until the end of this block.
             let pinned = unsafe { Span::new(slot.address(), len) };
             let mut copier = Copier::default();
             let copy = copier.gather(device.as_ref(), &[span], Cursor::default(), pinned)?;
@@ -246,7 +252,7 @@ mod tests {
         }
 
         fn ring(&self) -> Ring {
-            // SAFETY: both live as long as the test that looks at them.
+            // SAFETY: both live as long as the test that uses them.
             unsafe { Ring::new(self.memory.as_ptr() as usize, self.pages.as_ptr() as usize) }
         }
 
@@ -286,7 +292,7 @@ mod tests {
     #[test]
     fn fragments_are_put_into_the_order_of_the_payload() {
         let mut fake = Fake::new();
-        // The 19th receive has slot 3; an old one was there before.
+        // The 19th receive has slot 3; an older receive used the slot before.
         fake.put(3, &[entry(0, 4096, 0); 7]);
         fake.put(
             19,
@@ -308,7 +314,7 @@ mod tests {
         fake.put(20, &[]);
         ring.find(20, 0).unwrap();
         assert!(ring.spans().is_empty());
-        // Nor are those of no bytes any.
+        // Empty fragments are ignored.
         for (at, empty) in [(21, entry(500, 0, 20)), (22, entry(900, 0, 7))] {
             fake.put(at, &[empty, entry(0, 20, 0)]);
             ring.find(at, 20).unwrap();
@@ -318,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_in_the_pages_are_one_piece() {
+    fn adjacent_fragments_are_merged() {
         let mut fake = Fake::new();
         fake.put(
             0,
@@ -334,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_cover_the_message_is_refused() {
+    fn fragments_that_do_not_cover_the_message_are_refused() {
         let mut fake = Fake::new();
         let gap = [entry(0, 10, 0), entry(100, 10, 11)];
         let overlap = [entry(0, 10, 0), entry(100, 10, 9)];

@@ -1,10 +1,9 @@
-//! Memory that sockets cannot reach (a GPU's) on its way through pinned host memory.
+//! Staging: memory that sockets cannot access (GPU memory) passes through pinned host memory.
 //!
-//! Sending: the device copies a chunk into a slot while the slot before it is being sent.
-//! Receiving: the socket fills a slot, the device copies it on while the next one is being filled.
-//! Small payloads that follow each other share a slot and a copy.
-//! The device gathers and scatters blocks. Nobody waits for a copy: the driver of the lane asks whether
-//! it is over.
+//! Sending: the device copies a chunk into a slot while the previous slot is being sent. Receiving:
+//! the socket fills a slot, and the device copies it on while the next slot is being filled.
+//! Consecutive small payloads share a slot and a copy. The device gathers and scatters blocks. No
+//! thread waits for a copy: the driver of the lane polls it.
 
 mod receive;
 mod send;

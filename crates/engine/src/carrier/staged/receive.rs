@@ -1,4 +1,4 @@
-//! Payload on its way from a socket to a device.
+//! Staged payload from a socket to a device.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,28 +13,30 @@ use crate::config::staging::DEPTH;
 use crate::error::Error;
 use crate::memory::{Copier, Direction, PendingCopy, Place, Pool, Slot, glance, ranges_of};
 
-/// Receives payload into slots, from where a device copies it on while the next slot is being filled.
-/// Payloads that follow each other share a slot, and one copy.
+/// Receives payload into slots, from which a device copies it on while the next slot is being
+/// filled. Consecutive payloads share a slot and one copy.
 pub(crate) struct StagedReceive<P> {
     pool: Arc<Pool>,
     copier: Copier,
-    /// Up to where the current payload was received.
+    /// Position in the current payload up to which bytes were received.
     at: Cursor,
     /// The slot that the socket fills.
     filling: Option<Filling<P>>,
-    /// What [`ReceiveCarrier::room`] returned last.
+    /// The last result of [`ReceiveCarrier::room`].
     room: [Span; 1],
-    /// Copies under way, oldest first.
+    /// Copies in flight, oldest first.
     landing: VecDeque<Landing<P>>,
     /// Payloads that are over and not returned yet.
     over: VecDeque<Over<P>>,
     slots: usize,
-    /// Why a copy of the payload at the front has failed.
+    /// Error of an earlier copy of the payload at the front.
     failed: Option<Error>,
-    /// Whether the peer has another payload behind the current one.
+    /// True if the peer has another payload after the current one.
     more: bool,
-    /// Since when there has been no slot for a lane that holds none.
+    /// Start of the time without a slot, for a lane that holds none.
     starved: Option<Instant>,
+    /// True if the pool had no slot at the last attempt.
+    is_waiting: bool,
     clock: fn() -> Instant,
 }
 
@@ -42,51 +44,53 @@ pub(crate) struct StagedReceive<P> {
 struct Filling<P> {
     slot: Slot,
     device: Arc<dyn Device>,
-    // ≤ slot.len()
+    // At most `slot.len()`.
     filled: usize,
-    /// Where these bytes go.
+    /// Destination of the bytes.
     ranges: Vec<Range>,
-    /// Those of its payloads that are complete, and what all of them have of the above.
+    /// Complete payloads in the slot, and the bytes and ranges of all of them together.
     whole: Vec<Whole<P>>,
     whole_bytes: usize,
     whole_ranges: usize,
-    /// When the first of them was complete, and when bytes came last.
+    /// When the first of them was complete, and when bytes last arrived.
     waiting: Option<(Instant, Instant)>,
 }
 
-/// A payload that is complete.
+/// A complete payload.
 struct Whole<P> {
     ticket: Ticket,
     payload: P,
-    /// Bytes and ranges of the slot up to its end.
+    /// Bytes and ranges of the slot up to the end of this payload.
     bytes: usize,
     ranges: usize,
 }
 
 /// A copy and the slot that it reads.
 struct Landing<P> {
-    /// One that could not be started uses the slot no more.
+    /// A copy that could not be started no longer uses the slot.
     copy: Result<PendingCopy, Error>,
     slot: Arc<Slot>,
     device: Arc<dyn Device>,
-    // From where to where in the slot.
+    // Range of bytes in the slot.
     bytes: std::ops::Range<usize>,
-    /// Where these bytes go.
+    /// Destination of the bytes.
     ranges: Vec<Range>,
     /// The payloads that are over with this copy.
     whole: Vec<Whole<P>>,
-    /// Whether the last bytes are of a payload that goes on in the next slot, and was not given up.
+    /// True if the last bytes belong to a payload that continues in the next slot,
+    /// and was not dropped.
     goes_on: bool,
 }
 
-/// How long a lane that holds no slot waits for one before it gets one of its own. Slots come back
-/// within milliseconds, unless peers that have stopped in the middle of payloads hold them all: the
-/// others must not stop with them.
+/// Time that a lane without a slot waits before it gets an extra slot. Slots are returned within
+/// milliseconds, unless stalled peers hold all of them in the middle of payloads: the other peers
+/// must not stall as well.
 const STARVED: Duration = Duration::from_millis(100);
 
-/// How long a payload waits for bytes of the next one, which is to share its copy.
+/// Time that a payload waits for bytes of the next payload, which may share its copy.
 const STALLED: Duration = Duration::from_micros(100);
-/// How long a payload waits for its copy while more come: fast lanes fill much of a slot meanwhile.
+/// Time that a payload waits for its copy while more bytes arrive:
+/// fast lanes fill much of a slot in this time.
 const LINGER: Duration = Duration::from_micros(500);
 
 impl<P> StagedReceive<P> {
@@ -109,6 +113,7 @@ impl<P> StagedReceive<P> {
             failed: None,
             more: false,
             starved: None,
+            is_waiting: false,
             clock,
         }
     }
@@ -116,7 +121,11 @@ impl<P> StagedReceive<P> {
     fn slot(&mut self, device: &dyn Device) -> Result<Option<Slot>, Error> {
         if let Some(slot) = self.pool.take(device, Direction::In)? {
             self.starved = None;
+            self.is_waiting = false;
             return Ok(Some(slot));
+        }
+        if !std::mem::replace(&mut self.is_waiting, true) {
+            self.pool.note_wait();
         }
         if self.slots > 0 {
             return Ok(None);
@@ -128,7 +137,7 @@ impl<P> StagedReceive<P> {
         Slot::own(device, self.pool.slot_bytes()).map(Some)
     }
 
-    /// Starts the copy of what the slot has, of which the current payload's part may be the last.
+    /// Starts the copy of the bytes in the slot; the last ones may belong to the current payload.
     fn flush(&mut self) {
         let Some(filling) = self.filling.take_if(|filling| filling.filled > 0) else {
             return;
@@ -154,7 +163,8 @@ impl<P> StagedReceive<P> {
         landing
     }
 
-    /// Copies the payloads of a shared copy again, each alone: memory of one of them was not mapped.
+    /// Copies the payloads of a shared copy again, each separately:
+    /// memory of one of them was not mapped.
     fn part(&mut self, shared: Landing<P>) {
         let (mut bytes, mut ranges) = (shared.bytes.start, 0);
         let mut parts = Vec::new();
@@ -196,7 +206,7 @@ impl<P> StagedReceive<P> {
         }
     }
 
-    /// Deals with the end of the oldest copy, and of the payloads that are over with it.
+    /// Handles the end of the oldest copy, and of the payloads that are over with it.
     fn landed(&mut self, outcome: Result<(), Error>) {
         let Some(landing) = self.landing.pop_front() else {
             return;
@@ -213,7 +223,7 @@ impl<P> StagedReceive<P> {
             self.over.push_back(Over {
                 ticket: whole.ticket,
                 payload: whole.payload,
-                // The first may have had a part in the slot before.
+                // The first payload may have had a part in the previous slot.
                 error: earlier.take().or_else(|| error.clone()),
             });
         }
@@ -232,7 +242,7 @@ impl<P: Send> ReceiveCarrier<P> for StagedReceive<P> {
         true
     }
 
-    /// The oldest copy has newer ones behind it.
+    /// Returns true if the oldest copy has newer ones behind it.
     fn is_deep(&self) -> bool {
         self.landing.len() > 1
     }
@@ -246,7 +256,7 @@ impl<P: Send> ReceiveCarrier<P> for StagedReceive<P> {
         let Some(device) = place.device else {
             return Ok(None);
         };
-        // A slot that has payloads takes another if that fits.
+        // A slot that already has payloads takes another one only if it fits completely.
         let is_full = |filling: &Filling<P>| {
             !filling.whole.is_empty()
                 && (left > filling.slot.len() - filling.filled
@@ -276,8 +286,8 @@ impl<P: Send> ReceiveCarrier<P> for StagedReceive<P> {
         }))
     }
 
-    /// Notes where the bytes go. When the slot is full in the middle of a payload, the device starts
-    /// copying it on.
+    /// Records the destination of the bytes.
+    /// If the slot is full in the middle of a payload, starts the copy.
     fn filled(&mut self, place: &Place<'_>, count: usize, is_last: bool) -> Result<(), Error> {
         let Some(filling) = &mut self.filling else {
             return Ok(());
@@ -305,12 +315,12 @@ impl<P: Send> ReceiveCarrier<P> for StagedReceive<P> {
         }
     }
 
-    /// Lets the payload wait for the next one, which shares its copy, if the peer has said that there is
+    /// Delays the copy of the payload, so that the next one can share it, if the peer has announced
     /// one and the slot has room.
     fn push(&mut self, ticket: Ticket, payload: P) -> Option<Over<P>> {
         let has_bytes = |filling: &&mut Filling<P>| filling.filled > filling.whole_bytes;
         let Some(filling) = self.filling.as_mut().filter(has_bytes) else {
-            // It has none.
+            // The payload is empty.
             return Some(Over {
                 ticket,
                 payload,
@@ -331,7 +341,7 @@ impl<P: Send> ReceiveCarrier<P> for StagedReceive<P> {
             && is_alone
         {
             let copier = &mut self.copier;
-            // A failure is found again by `poll_over`.
+            // `poll_over` will find a failure again.
             glance(len, || copier.is_done(*copy, Wish::Soon).unwrap_or(true));
         }
         None
@@ -339,7 +349,8 @@ impl<P: Send> ReceiveCarrier<P> for StagedReceive<P> {
 
     fn poll_over(&mut self) -> Option<Over<P>> {
         self.flush_due();
-        // While more payload comes and a slot is free for it, a copy may wait for those of other lanes.
+        // While more payload arrives and a slot is free for it,
+        // a copy may wait for copies of other lanes.
         let wish = match self.more && self.slots + 1 < DEPTH {
             true => Wish::Later,
             false => Wish::Soon,
@@ -369,7 +380,7 @@ impl<P: Send> ReceiveCarrier<P> for StagedReceive<P> {
 
     fn let_go(&mut self) -> Result<(), Error> {
         self.flush();
-        // Also what is copied again: nothing is started afterwards.
+        // Includes repeated copies: nothing is started afterwards.
         while let Some(front) = self.landing.front() {
             let outcome = match &front.copy {
                 Ok(copy) => self.copier.wait(*copy),
@@ -383,7 +394,7 @@ impl<P: Send> ReceiveCarrier<P> for StagedReceive<P> {
     fn close(&mut self) -> Vec<P> {
         for landing in &self.landing {
             if let Ok(copy) = &landing.copy {
-                // How they ended makes no difference any more.
+                // The outcome no longer matters.
                 let _ = self.copier.wait(*copy);
             }
         }
@@ -412,7 +423,7 @@ impl<P> Filling<P> {
         }
     }
 
-    /// Notes `count` bytes of the current payload, and where they go.
+    /// Records `count` bytes of the current payload, and their destination.
     fn note(&mut self, ranges: impl Iterator<Item = Range>, count: usize) {
         for range in ranges {
             match self.ranges[self.whole_ranges..].last_mut() {
@@ -423,7 +434,7 @@ impl<P> Filling<P> {
         self.filled += count;
     }
 
-    /// The current payload is complete.
+    /// Completes the current payload.
     fn complete(&mut self, ticket: Ticket, payload: P) {
         self.whole_bytes = self.filled;
         self.whole_ranges = self.ranges.len();
@@ -435,7 +446,7 @@ impl<P> Filling<P> {
         });
     }
 
-    /// Drops what there is of the current payload.
+    /// Drops the bytes of the current payload.
     fn forget(&mut self) {
         self.filled = self.whole_bytes;
         self.ranges.truncate(self.whole_ranges);

@@ -1,4 +1,4 @@
-//! Payload on its way from a device to a socket.
+//! Staged payload from a device to a socket.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,26 +12,28 @@ use crate::error::Error;
 use crate::memory::{Copier, Direction, PendingCopy, Place, Pool, Slot, glance, ranges_of};
 use crate::transfer::Run;
 
-/// Payloads that wait for their frames at most: enough to share slots, few enough to look through.
+/// Limits the payloads that wait for their frames: enough to share slots, few enough to search.
 pub(super) const MAX_QUEUED: usize = 64;
 
-/// Sends payload from slots, into which a device copies it ahead of time and while the payloads before
-/// it are being sent.
+/// Sends payload from slots, into which a device copies it ahead of time, while earlier payloads
+/// are being sent.
 pub(crate) struct StagedSend {
     pool: Arc<Pool>,
     copier: Copier,
-    /// In the order in which their frames begin.
+    /// Queued payloads, in the order in which their frames begin.
     queue: VecDeque<Staged>,
     /// The payload whose frame has begun.
     current: Option<Staged>,
-    /// Room for payloads that may still be pushed. Asked of the pool once for each frame and only where
-    /// something is to be staged: what cannot be copied yet is better left to other lanes.
+    /// Room for payloads that may still be pushed. Computed once for each frame and only if
+    /// something is to be staged: payload that cannot be copied yet is better left to other lanes.
     space: Option<Space>,
-    /// The blocks of the copy that is being started.
+    /// Blocks of the copy that is being started.
     ranges: Vec<Range>,
-    /// What [`SendCarrier::ready`] returned last.
+    /// The last result of [`SendCarrier::ready`].
     ready: Option<[Span; 1]>,
     over: Option<Outgoing>,
+    /// True if the pool had no slot at the last attempt.
+    is_waiting: bool,
 }
 
 struct Staged {
@@ -50,15 +52,17 @@ impl StagedSend {
             ranges: Vec::new(),
             ready: None,
             over: None,
+            is_waiting: false,
         }
     }
 
-    /// Slots that hold payloads whose frames have not begun, but for the one that is being sent from.
+    /// Counts slots that hold payloads whose frames have not begun, excluding the slot that is
+    /// being sent from.
     fn slots_ahead(&self) -> usize {
         let current = self.current.as_ref().and_then(|s| s.out.parts.back());
         let mut last = current.map(|part| Arc::as_ptr(&part.slot));
         let parts = self.queue.iter().flat_map(|s| &s.out.parts);
-        // Payloads that share a slot follow each other.
+        // Payloads that share a slot are consecutive.
         parts
             .filter(|part| {
                 let slot = Some(Arc::as_ptr(&part.slot));
@@ -86,8 +90,8 @@ impl StagedSend {
         space
     }
 
-    /// Starts copies, in the order in which they will be sent: payloads that wait and fit a slot
-    /// together share it, and one copy.
+    /// Starts copies in the order of sending:
+    /// queued payloads that fit a slot together share it, and one copy.
     fn start_copies(&mut self) {
         while let Some(first) = self.queue.iter().position(|s| s.out.is_unstarted()) {
             let (count, bytes) = self.group(first);
@@ -97,7 +101,8 @@ impl StagedSend {
         }
     }
 
-    /// How many payloads, from this one on, one slot takes together, and of how many bytes.
+    /// Returns how many payloads, starting with this one,
+    /// fit one slot together, and their total length.
     fn group(&self, first: usize) -> (usize, usize) {
         let slot_bytes = self.pool.slot_bytes();
         let device = self.queue[first].out.device();
@@ -112,9 +117,10 @@ impl StagedSend {
         (count, bytes)
     }
 
-    /// Whether a slot of so many bytes may be started now. Before anything is sent a slot's worth may:
-    /// all lanes begin at once, the device copies for one after the other, and so all can soon send.
-    /// While something is being sent, little is collected until nothing else is copied ahead.
+    /// Returns whether a copy of `bytes` to a slot may start now. Before anything is sent, one
+    /// slot's worth may start: all lanes begin at once, the device serves them one after the other,
+    /// and so all lanes can soon send. While something is being sent, small payloads are collected
+    /// until nothing else is copied ahead.
     fn may_start(&self, bytes: usize) -> bool {
         let slot_bytes = self.pool.slot_bytes();
         let slots = self.slots_ahead();
@@ -125,15 +131,21 @@ impl StagedSend {
             }
     }
 
-    /// Starts the copy of `count` payloads, from `first` on, to one slot; false where there is no slot
-    /// now: worth another look later.
+    /// Starts the copy of `count` payloads, starting with `first`, to one slot; returns false if
+    /// there is currently no slot, so that the caller retries later.
     fn start_group(&mut self, first: usize, count: usize, bytes: usize) -> bool {
         let device = Arc::clone(&self.queue[first].out.device);
         let slot = match self.pool.take(device.as_ref(), Direction::Out) {
             Ok(Some(slot)) => Ok(Arc::new(slot)),
-            Ok(None) => return false,
+            Ok(None) => {
+                if !std::mem::replace(&mut self.is_waiting, true) {
+                    self.pool.note_wait();
+                }
+                return false;
+            }
             Err(error) => Err(error),
         };
+        self.is_waiting = false;
         self.ranges.clear();
         for Staged { payload, out } in self.queue.range(first..first + count) {
             let len = out.unstarted.min(bytes);
@@ -149,7 +161,7 @@ impl StagedSend {
         });
         let mut at = 0;
         let group = self.queue.range_mut(first..first + count);
-        // Others were given up.
+        // Skips payloads that were given up.
         for Staged { payload, out } in group.filter(|s| s.out.is_unstarted()) {
             match &started {
                 Ok((slot, copy)) => {
@@ -168,8 +180,9 @@ impl StagedSend {
         true
     }
 
-    /// Whether a run has so many chunks here that the next is better left to other lanes: one that is
-    /// alone must stay spread over them. Counted as if each had a slot of its own.
+    /// Returns whether a run has so many chunks here that the next one is better left to other
+    /// lanes: a run without competition must stay spread over all lanes. Counts as if each chunk
+    /// had its own slot.
     fn has_its_share(&mut self, run: &Arc<Run>) -> bool {
         if run.plan.len() == 1 {
             return false;
@@ -188,9 +201,9 @@ impl StagedSend {
 /// Room for payloads that have no slot yet.
 struct Space {
     slot_bytes: usize,
-    /// Slots that nothing is to go to.
+    /// Slots without assigned payload.
     slots: usize,
-    /// Bytes behind the last payload, in the slot that it is to go to.
+    /// Bytes left in the slot assigned to the last payload.
     rest: usize,
 }
 
@@ -268,7 +281,7 @@ impl SendCarrier for StagedSend {
                 Begin::Frame(&current.payload)
             }
             Err(error) => {
-                // A slot must not be used again while a copy may still write to it.
+                // A slot must not be reused while a copy may still write to it.
                 let _ = staged.out.wait(&mut self.copier);
                 Begin::Failed(staged.payload, error)
             }
@@ -310,7 +323,7 @@ impl SendCarrier for StagedSend {
     }
 
     fn let_go(&mut self, which: LetGo<'_>, _rest: &mut Vec<u8>) -> Result<(), Error> {
-        // A frame that has begun must be completed; what has not begun is given up.
+        // A frame that has begun must be completed; other payloads are given up.
         if let Some(Staged { payload, out }) = &mut self.current
             && which.hits(payload)
         {
@@ -326,7 +339,7 @@ impl SendCarrier for StagedSend {
         }
         for Staged { payload, out } in &mut self.queue {
             if which.hits(payload) {
-                // Only that they are over counts.
+                // Only the end of the copies matters.
                 let _ = out.wait(&mut self.copier);
                 out.fail(Error::Aborted);
             }
@@ -336,21 +349,22 @@ impl SendCarrier for StagedSend {
 
     fn close(&mut self) {
         for mut staged in self.current.take().into_iter().chain(self.queue.drain(..)) {
-            // How the copies ended makes no difference any more.
+            // The outcome no longer matters.
             let _ = staged.out.wait(&mut self.copier);
         }
     }
 }
 
-/// A chunk that is copied out of a device's memory, part by part, and sent part by part. The chunk's spans are
-/// handed in each time: whoever owns this also owns them.
+/// A chunk that is copied out of device memory and sent, part by part. The caller passes the
+/// chunk's spans to each call, because the owner of this value also owns the spans.
 pub(super) struct Outbound {
     device: Arc<dyn Device>,
-    /// Up to where copies have been started.
+    /// Position up to which copies have been started.
     at: Cursor,
-    /// Bytes after that.
+    /// Bytes after `at`.
     unstarted: usize,
-    /// Oldest first; only the last may be shorter than its slot, and share it with other chunks.
+    /// Parts in flight, oldest first; only the last may be shorter than its slot,
+    /// and share it with other chunks.
     parts: VecDeque<Part>,
     failed: Option<Error>,
     looked: bool,
@@ -358,13 +372,13 @@ pub(super) struct Outbound {
 
 struct Part {
     slot: Arc<Slot>,
-    /// Where it begins in the slot.
+    /// Start of the part in the slot.
     at: usize,
-    // sent ≤ len ≤ slot.len() - at
+    // Invariant: `sent` ≤ `len` ≤ `slot.len() - at`.
     len: usize,
-    /// Where it begins in the chunk's spans.
+    /// Start of the part in the chunk's spans.
     start: Cursor,
-    /// Whether the copy is also that of other chunks.
+    /// True if other chunks share the copy.
     is_shared: bool,
     sent: usize,
     copy: PendingCopy,
@@ -387,22 +401,22 @@ impl Outbound {
         self.device.as_ref()
     }
 
-    /// Whether all of it was sent.
+    /// Returns whether all bytes were sent.
     fn is_over(&self) -> bool {
         self.unstarted == 0 && self.parts.is_empty()
     }
 
-    /// Whether some of the chunk is still only on the device.
+    /// Returns whether some of the chunk is not being copied yet.
     pub(super) fn is_unstarted(&self) -> bool {
         self.unstarted > 0
     }
 
-    /// Bytes in slots, or on their way to them.
+    /// Returns the bytes in slots, or being copied to slots.
     pub(super) fn started(&self) -> usize {
         self.parts.iter().map(|part| part.len).sum()
     }
 
-    /// Starts the copy of one more part, as much as the slot takes.
+    /// Starts the copy of the next part, as long as the slot.
     pub(super) fn start_in(
         &mut self,
         slot: &Arc<Slot>,
@@ -415,7 +429,7 @@ impl Outbound {
         Ok(())
     }
 
-    /// Adds a part whose copy to a part of the slot was started.
+    /// Adds a part whose copy to a range of the slot was started.
     fn add(
         &mut self,
         slot: &Arc<Slot>,
@@ -438,14 +452,16 @@ impl Outbound {
         });
     }
 
-    /// It is given up, or a copy could not be started: [`Outbound::ready`] says why. No more copies are.
+    /// Gives up the chunk, or records that a copy could not be started: [`Outbound::ready`] returns
+    /// the error. No more copies are started.
     pub(super) fn fail(&mut self, error: Error) {
         self.unstarted = 0;
         self.failed = Some(error);
     }
 
-    /// What can be sent now; nothing while its copy is under way. Where memory of a shared copy is not
-    /// mapped, the part is copied again alone: it may be that of another chunk.
+    /// Returns the bytes that can be sent now; `None` while their copy is in flight. If a shared
+    /// copy failed because of unmapped memory, the part is copied again separately: the memory may
+    /// belong to another chunk.
     pub(super) fn ready(
         &mut self,
         spans: &[Span],
@@ -458,7 +474,7 @@ impl Outbound {
             return Ok(None);
         };
         if !part.is_over {
-            // Asked for when there is nothing else to send.
+            // The caller asks only if there is nothing else to send.
             part.is_over = match copier.is_done(part.copy, Wish::Soon) {
                 Err(Error::MemoryFault) if part.is_shared => {
                     let to = part.slot.span(part.at, part.at + part.len);
@@ -473,8 +489,8 @@ impl Outbound {
         Ok(part.is_over.then(|| part.slot.span(from, to)))
     }
 
-    /// Right after the start of a chunk that is small: waits the few microseconds that its copy takes.
-    /// Says whether it is over.
+    /// Spins for the few microseconds that the copy of a small chunk takes, right after its start.
+    /// Returns whether the copy is over.
     pub(super) fn look(&mut self, copier: &mut Copier) -> bool {
         let mut is_over = false;
         if self.unstarted == 0
@@ -482,7 +498,7 @@ impl Outbound {
             && let [part] = self.parts.make_contiguous()
         {
             glance(part.len, || {
-                // A failure is found again by `ready`.
+                // `ready` will find a failure again.
                 is_over = copier.is_done(part.copy, Wish::Soon).unwrap_or(true);
                 is_over
             });
@@ -490,8 +506,9 @@ impl Outbound {
         is_over
     }
 
-    /// Counts bytes of [`Outbound::ready`] as sent. A slot that is empty takes the next part at once, so that a
-    /// chunk whose sending has begun never waits for slots that others hold: only its last part shares one.
+    /// Counts bytes of [`Outbound::ready`] as sent. An emptied slot takes the next part at once, so
+    /// that a chunk whose sending has begun never waits for slots that others hold: only its last
+    /// part shares a slot.
     pub(super) fn sent(
         &mut self,
         count: usize,
@@ -513,8 +530,8 @@ impl Outbound {
         Ok(())
     }
 
-    /// Makes the chunk independent of the device's memory: waits for the copies that were started, and copies what is
-    /// left into a slot of its own. Where that fails no copy uses the memory either.
+    /// Releases the device's memory: waits for the copies that were started, and copies the rest
+    /// into an extra slot. If that fails, no copy uses the memory either.
     pub(super) fn let_go(&mut self, spans: &[Span], copier: &mut Copier) -> Result<(), Error> {
         let mut rest = Ok(());
         if self.unstarted > 0 {
@@ -525,7 +542,7 @@ impl Outbound {
         rest.and(waited)
     }
 
-    /// Waits until no copy uses a slot: before this is dropped with parts that were not sent.
+    /// Waits until no copy uses a slot. Required before this value is dropped with unsent parts.
     pub(super) fn wait(&mut self, copier: &mut Copier) -> Result<(), Error> {
         let mut result = Ok(());
         for part in &mut self.parts {

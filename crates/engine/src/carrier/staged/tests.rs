@@ -1,4 +1,4 @@
-//! Chunks through slots and back, on the stand-in for a device, which copies on a thread of its own.
+//! Staging through the stand-in for a device, which copies on its own thread.
 
 mod shared;
 
@@ -19,7 +19,7 @@ use crate::memory::{Copier, Direction, Place, Pool};
 
 const SLOT: usize = 4096;
 
-/// Spans of the given lengths with gaps between them, and the memory that they lie in.
+/// Spans of the given lengths with gaps between them, and the memory that contains them.
 struct Memory {
     bytes: Vec<u8>,
     spans: Vec<Span>,
@@ -34,7 +34,8 @@ impl Memory {
         let spans = lengths
             .iter()
             .map(|&len| {
-                // SAFETY: inside `bytes`, which lives as long as the spans and is not touched while they are used.
+                // SAFETY: inside `bytes`, which lives as long as the spans and is not touched
+                // while they are used.
                 let span = unsafe { Span::new(base.wrapping_add(at), len) };
                 at += len + gap;
                 span
@@ -43,7 +44,7 @@ impl Memory {
         Self { bytes, spans }
     }
 
-    /// The bytes of the spans, back to back.
+    /// Returns the bytes of the spans, back to back.
     fn content(&self) -> Vec<u8> {
         let mut out = Vec::new();
         for span in &self.spans {
@@ -69,7 +70,7 @@ fn start(
     Ok(true)
 }
 
-/// Takes the whole chunk out, at most `step` bytes at a time.
+/// Sends the whole chunk, at most `step` bytes at a time.
 fn take_out(
     out: &mut Outbound,
     spans: &[Span],
@@ -104,7 +105,7 @@ fn place<'a>(device: &'a Arc<dyn Device>, spans: &'a [Span]) -> Place<'a> {
     }
 }
 
-/// Puts bytes in, at most `step` at a time; whether the payload ends with them.
+/// Receives bytes, at most `step` at a time; `is_whole` tells whether the payload ends with them.
 fn put_part(
     inbound: &mut StagedReceive<u32>,
     place: &Place<'_>,
@@ -116,7 +117,7 @@ fn put_part(
     while done < bytes.len() {
         let left = bytes.len() - done;
         let Some(mut room) = inbound.room(place, left)? else {
-            // A slot comes back when its copy is over.
+            // A slot is returned when its copy is over.
             assert!(
                 inbound.poll_over().is_none(),
                 "nothing is over in the middle"
@@ -133,7 +134,7 @@ fn put_part(
     Ok(())
 }
 
-/// Puts the whole chunk in, at most `step` bytes at a time, and waits until it is over.
+/// Receives the whole chunk, at most `step` bytes at a time, and waits until it is over.
 fn put_in(
     inbound: &mut StagedReceive<u32>,
     device: &Arc<dyn Device>,
@@ -172,7 +173,7 @@ proptest! {
         let bytes = take_out(&mut out, &source.spans, &mut copier, &pool, out_step).unwrap();
         prop_assert_eq!(&bytes, &source.content());
 
-        // The other side has other pieces of the same total.
+        // The other side has different pieces of the same total length.
         let target = Memory::new(&[total], 0, |_| 0xee);
         let mut inbound = StagedReceive::new(pool);
         let failed = put_in(&mut inbound, &device, &bytes, &target.spans, in_step).unwrap();
@@ -200,7 +201,7 @@ proptest! {
 }
 
 #[test]
-fn letting_go_keeps_the_bytes_and_needs_the_memory_no_more() {
+fn released_memory_is_no_longer_needed_to_send_the_bytes() {
     let device: Arc<dyn Device> = Arc::new(StandIn::new(5));
     let pool = Pool::new(SLOT, 2 * SLOT);
     let mut source = Memory::new(&[5 * SLOT + 17], 0, |i| (i * 13) as u8);
@@ -235,7 +236,7 @@ fn more_copies_than_a_queue_takes_at_once_wait_for_room() {
 }
 
 #[test]
-fn what_arrives_later_waits_its_turn() {
+fn later_frames_wait_for_earlier_copies() {
     let device: Arc<dyn Device> = Arc::new(StandIn::new(9));
     let pool = Pool::new(SLOT, 8 * SLOT);
     let target = Memory::new(&[100], 0, |_| 0);
@@ -250,7 +251,7 @@ fn what_arrives_later_waits_its_turn() {
     )
     .unwrap();
     inbound.push(landing.reserve(), 1);
-    // Needs no copy of its own, and still comes second.
+    // Needs no copy, and still comes second.
     let second = landing.reserve();
     landing.complete(second, 2);
     let mut order = Vec::new();
@@ -265,7 +266,7 @@ fn what_arrives_later_waits_its_turn() {
 }
 
 #[test]
-fn a_failing_device_fails_its_chunk_and_gives_the_slots_back() {
+fn failing_device_fails_its_chunk_and_returns_the_slots() {
     let device: Arc<dyn Device> = Arc::new(StandIn::new(1).failing_after(1));
     let pool = Pool::new(SLOT, 4 * SLOT);
     let source = Memory::new(&[3 * SLOT], 0, |i| i as u8);
@@ -282,38 +283,41 @@ fn a_failing_device_fails_its_chunk_and_gives_the_slots_back() {
     let ended = put_in(&mut inbound, &device, &bytes, &source.spans, SLOT);
     assert!(
         matches!(ended, Err(_) | Ok(Some(_))),
-        "it does not pass for done"
+        "the failed chunk counts as done"
     );
     drop(inbound);
     assert_eq!(pool.left(Direction::In), 2);
 }
 
 #[test]
-fn what_is_given_up_is_not_copied_any_more() {
+fn abandoned_chunk_is_not_copied_any_more() {
     let device: Arc<dyn Device> = Arc::new(StandIn::new(1));
     let mut out = Outbound::new(&device, 3 * SLOT);
     assert!(out.is_unstarted());
     out.fail(Error::Aborted);
-    assert!(!out.is_unstarted(), "its memory may be gone");
+    assert!(
+        !out.is_unstarted(),
+        "the copy of an abandoned chunk would start"
+    );
     assert!(out.ready(&[], &mut Copier::default()).is_err());
 }
 
 #[test]
-fn a_failure_stays_with_its_payload() {
+fn failure_affects_only_its_payload() {
     let bad: Arc<dyn Device> = Arc::new(StandIn::new(1).failing_after(0));
     let good: Arc<dyn Device> = Arc::new(StandIn::new(2));
     let pool = Pool::new(SLOT, 8 * SLOT);
     let target = Memory::new(&[3 * SLOT], 0, |_| 0);
     for landed in [true, false] {
         let mut inbound = StagedReceive::new(Arc::clone(&pool));
-        // The first part of a payload of several.
+        // The first of several parts of a payload.
         inbound.begin(false);
         let there = place(&bad, &target.spans);
         put_part(&mut inbound, &there, &[1; SLOT], false, SLOT).unwrap();
         while landed && inbound.is_busy() {
             assert!(inbound.poll_over().is_none());
         }
-        // Its memory is revoked.
+        // Revoke the memory of the payload.
         inbound.forget();
         // Another payload, to another device.
         let error = put_in(&mut inbound, &good, &[2; 100], &target.spans, 100).unwrap();
@@ -321,7 +325,7 @@ fn a_failure_stays_with_its_payload() {
     }
 }
 
-/// A device for which memory can be pinned once.
+/// A device for which memory can be pinned only once.
 #[derive(Debug)]
 struct Scarce(StandIn, AtomicBool);
 
@@ -365,7 +369,7 @@ impl Device for Scarce {
 }
 
 #[test]
-fn letting_go_waits_also_where_there_is_no_memory() {
+fn releasing_memory_waits_even_if_nothing_can_be_pinned() {
     for seed in 0..200 {
         let device: Arc<dyn Device> = Arc::new(Scarce::new(seed));
         let pool = Pool::new(1 << 20, 2 << 20);
@@ -380,30 +384,30 @@ fn letting_go_waits_also_where_there_is_no_memory() {
 }
 
 #[test]
-fn slots_that_are_in_use_are_waited_for_where_no_more_can_be_pinned() {
+fn slots_in_use_are_awaited_if_no_more_can_be_pinned() {
     let device = Scarce::new(1);
-    // Eight are pinned at first, of 32.
+    // Eight of 32 slots are pinned at first.
     let pool = Pool::new(SLOT, 32 * SLOT);
     let take = |direction| pool.take(&device, direction);
     let held: Vec<_> = (0..8)
         .map(|_| take(Direction::In).unwrap().unwrap())
         .collect();
     assert!(take(Direction::In).unwrap().is_none());
-    // None of this kind will come back.
+    // No slot of this direction is in use that could be returned.
     assert!(take(Direction::Out).is_err());
     drop(held);
     assert!(take(Direction::Out).unwrap().is_some());
 }
 
 #[test]
-fn a_lane_without_a_slot_is_not_kept_waiting_by_those_that_hold_theirs() {
+fn lane_without_a_slot_gets_an_extra_one() {
     let device: Arc<dyn Device> = Arc::new(StandIn::new(1));
     let pool = Pool::new(SLOT, 2 * SLOT);
     let held = pool.take(device.as_ref(), Direction::In).unwrap();
     let mut inbound: StagedReceive<u32> = StagedReceive::new(pool);
     let there = place(&device, &[]);
     assert!(inbound.room(&there, SLOT).unwrap().is_none());
-    crate::testing::wait_until("it has a slot of its own", || {
+    crate::testing::wait_until("the lane has an extra slot", || {
         inbound.room(&there, SLOT).unwrap().is_some()
     });
     drop(held);

@@ -1,19 +1,21 @@
-//! Settings of how bytes are moved.
+//! Settings that control how bytes are moved.
 
 use std::time::Duration;
 
 use tcpx_proto::frame::MAX_CHUNK_BYTES;
 use tcpx_proto::info::Name as SessionName;
 
-use crate::config::form::{Bytes, Choice, Form, Microseconds, Name, Number, Text, bytes_text};
+use crate::config::form::{
+    Bytes, Choice, Form, Microseconds, Name, Number, OptionalFile, Text, bytes_text,
+};
 use crate::config::row::{DefaultValue, Row};
 use crate::config::staging::{CHUNK_FACTOR, DEPTH};
 use crate::config::{GpuLocality, SameHostKind, StagingKind, cores, host_name, slot_bytes};
 
-/// The most lanes to one peer.
+/// Limits the lanes to one peer.
 pub(in crate::config) const MAX_LANES: usize = 64;
 
-/// The most lanes to one peer by default.
+/// Limits the default number of lanes to one peer.
 const USUAL_LANES: usize = 8;
 
 const DEFAULT_CHUNK_BYTES: usize = 1 << 20;
@@ -26,7 +28,7 @@ const DEFAULT_SPIN: Duration = Duration::from_micros(50);
 pub(in crate::config) static NAME: Row<Name> = Row {
     key: "name",
     variables: &["TCPX_NAME"],
-    help: || "What this session calls itself to its peers.".into(),
+    help: || "The name under which peers know this session.".into(),
     form: Name {
         max: SessionName::MAX_LEN,
     },
@@ -34,7 +36,7 @@ pub(in crate::config) static NAME: Row<Name> = Row {
         of: |_| format!("{}-{}", host_name(), std::process::id()),
         text: || "host name and process id".into(),
     },
-    why: || "unique without being asked for".into(),
+    why: || "unique without configuration".into(),
     get: |v| &v.name,
     get_mut: |v| &mut v.name,
 };
@@ -44,10 +46,10 @@ pub(in crate::config) static LANES: Row<Number<usize>> = Row {
     variables: &["TCPX_LANES", "UCCL_TCPX_NUM_CHANNELS"],
     help: || {
         "TCP streams to each peer. More lanes use more cores and more NIC queues. Unless this is \
-         set, every pair of interfaces that leads to a peer, and every device of a plugin, has a \
-         lane of its own; and where GPUs use some of the interfaces only (gpu_locality), these \
-         have as many lanes together as there would be otherwise. One more stream to each peer \
-         carries messages and small transfers."
+         set, every pair of interfaces that reaches a peer, and every device of a plugin, has its \
+         own lane; where GPUs use only some of the interfaces (gpu_locality), these interfaces \
+         have as many lanes as all interfaces would have otherwise. One additional stream per \
+         peer carries messages and small transfers."
             .into()
     },
     form: Number {
@@ -62,8 +64,8 @@ pub(in crate::config) static LANES: Row<Number<usize>> = Row {
     },
     why: || {
         format!(
-            "a stream keeps a core busy at each end, and {USUAL_LANES} fill any NIC of today; this \
-             machine has {}",
+            "a stream keeps a core busy at each end, and {USUAL_LANES} saturate any current NIC; \
+             this machine has {}",
             match cores() {
                 1 => "one core".into(),
                 cores => format!("{cores} cores"),
@@ -79,11 +81,12 @@ pub(in crate::config) static CHUNK_BYTES: Row<Bytes> = Row {
     variables: &["TCPX_CHUNK_BYTES", "UCCL_TCPX_CHUNK_BYTES"],
     help: || {
         format!(
-            "The most bytes one lane moves at once; {CHUNK_FACTOR} times as many for GPU memory. \
-             Smaller chunks spread better over lanes, larger ones cost fewer headers."
+            "The largest number of bytes that one lane moves at once; {CHUNK_FACTOR} times as many \
+             for GPU memory. Smaller chunks spread better over lanes, larger chunks cost fewer \
+             headers."
         )
     },
-    // Below this the frame headers begin to cost; nothing longer passes in one frame.
+    // Shorter chunks spend a noticeable share on frame headers; longer chunks do not fit a frame.
     form: Bytes {
         or_zero: false,
         min: 16 << 10,
@@ -125,7 +128,9 @@ pub(in crate::config) static WORKERS: Row<Number<usize>> = Row {
     key: "workers",
     variables: &["TCPX_WORKERS"],
     help: || {
-        "Threads that move bulk; small transfers have one of their own. They sleep when nothing moves.".into()
+        "Threads that move large transfers; small transfers have a thread of their own. All \
+         of them sleep while nothing moves."
+            .into()
     },
     form: Number {
         what: "a whole number",
@@ -137,7 +142,7 @@ pub(in crate::config) static WORKERS: Row<Number<usize>> = Row {
         of: |v| v.lanes.value.min((cores() / 2).max(1)),
         text: || "as lanes, at most half of the cores".into(),
     },
-    why: || "a lane is driven by one thread at a time, and the application has work too".into(),
+    why: || "one thread drives a lane at a time, and the application needs cores as well".into(),
     get: |v| &v.workers,
     get_mut: |v| &mut v.workers,
 };
@@ -146,9 +151,9 @@ pub(in crate::config) static SAME_HOST: Row<Choice<SameHostKind>> = Row {
     key: "same_host",
     variables: &["TCPX_SAME_HOST"],
     help: || {
-        "Whether memory of processes on this host is copied directly, without the network: where \
-         both sides can (auto), never (off), or always (require), so that a transfer which cannot \
-         be moved like that fails with the reason."
+        "Whether memory of processes on this host is copied directly, without the network: auto \
+         (where both sides can), off (never), or require (always: a transfer that cannot be copied \
+         directly fails with the reason)."
             .into()
     },
     form: Choice {
@@ -159,7 +164,7 @@ pub(in crate::config) static SAME_HOST: Row<Choice<SameHostKind>> = Row {
         ],
     },
     default: DefaultValue::Fixed(|| SameHostKind::Auto),
-    why: || "one copy is faster than a socket, and nothing is gained by the detour".into(),
+    why: || "one copy is faster than a socket".into(),
     get: |v| &v.same_host,
     get_mut: |v| &mut v.same_host,
 };
@@ -168,15 +173,15 @@ pub(in crate::config) static STAGING: Row<Choice<StagingKind>> = Row {
     key: "staging",
     variables: &["TCPX_STAGING"],
     help: || {
-        "Which memory passes through pinned host memory: that of GPUs (auto), or host memory too \
-         (always), which is slower and only of use to try the path without a GPU."
+        "Which memory passes through pinned host memory: GPU memory (auto), or host memory as well \
+         (always), which is slower and serves only to test the path without a GPU."
             .into()
     },
     form: Choice {
         words: &[("auto", StagingKind::Auto), ("always", StagingKind::Always)],
     },
     default: DefaultValue::Fixed(|| StagingKind::Auto),
-    why: || "sockets reach all other memory directly".into(),
+    why: || "sockets access host memory directly".into(),
     get: |v| &v.staging,
     get_mut: |v| &mut v.staging,
 };
@@ -187,9 +192,9 @@ pub(in crate::config) static STAGING_BYTES: Row<Bytes> = Row {
     help: || {
         let (slots, slot) = (2 * DEPTH, slot_bytes(DEFAULT_CHUNK_BYTES));
         format!(
-            "The most host memory that is pinned for GPU transfers, for all peers together. It is \
-             pinned as it is needed: with the default chunk_bytes a lane to a busy peer takes up to \
-             {slots} slots of {}, {} in all.",
+            "The limit for host memory that is pinned for GPU transfers, for all peers together. \
+             Memory is pinned on demand: with the default chunk_bytes a lane to a busy peer uses \
+             up to {slots} slots of {}, {} in all.",
             bytes_text(slot),
             bytes_text(slots * slot)
         )
@@ -216,10 +221,10 @@ pub(in crate::config) static DEVICE_BYTES: Row<Bytes> = Row {
     key: "device_bytes",
     variables: &["TCPX_DEVICE_BYTES"],
     help: || {
-        "The memory that a session takes on each GPU of which it has memory registered. Scattered \
-         blocks are gathered there, many at once, so that kernels of the application lose little time \
-         while they move. 0 takes none: the blocks pass over the bus one by one, which halves the \
-         speed of a model that decodes meanwhile."
+        "Memory that a session reserves on each GPU that has registered memory. Scattered blocks \
+         are gathered there in large batches, so that kernels of the application lose little time. \
+         0 reserves none: blocks cross the bus one by one, which halves the speed of a model that \
+         decodes at the same time."
             .into()
     },
     form: Bytes {
@@ -228,7 +233,7 @@ pub(in crate::config) static DEVICE_BYTES: Row<Bytes> = Row {
         max: 1 << 30,
     },
     default: DefaultValue::Fixed(|| DEFAULT_DEVICE_BYTES),
-    why: || "4 batches of 8 MiB each way: one being put together, three on their way".into(),
+    why: || "4 batches of 8 MiB per direction: one being filled, three in flight".into(),
     get: |v| &v.device_bytes,
     get_mut: |v| &mut v.device_bytes,
 };
@@ -237,17 +242,17 @@ pub(in crate::config) static GPU_LOCALITY: Row<Choice<GpuLocality>> = Row {
     key: "gpu_locality",
     variables: &["TCPX_GPU_LOCALITY"],
     help: || {
-        "Whether transfers of a GPU's memory stay near it (auto): they use the interfaces nearest to \
-         the GPU, and workers run on its NUMA node where all GPUs and interfaces in use share one. \
-         With off they use all interfaces, and workers run anywhere. Host memory uses all \
-         interfaces in any case."
+        "Whether transfers of a GPU's memory stay near the GPU (auto): they use the interfaces \
+         nearest to it, and workers run on its NUMA node if all GPUs and interfaces in use share \
+         one node. With off, transfers use all interfaces, and workers run anywhere. Host memory \
+         always uses all interfaces."
             .into()
     },
     form: Choice {
         words: &[("auto", GpuLocality::Auto), ("off", GpuLocality::Off)],
     },
     default: DefaultValue::Fixed(|| GpuLocality::Auto),
-    why: || "bytes that cross the link between CPUs are slower, and slow others down".into(),
+    why: || "crossing the link between CPUs is slow, and slows down other traffic".into(),
     get: |v| &v.gpu_locality,
     get_mut: |v| &mut v.gpu_locality,
 };
@@ -256,10 +261,10 @@ pub(in crate::config) static QUEUE_BYTES: Row<Bytes> = Row {
     key: "queue_bytes",
     variables: &["TCPX_QUEUE_BYTES"],
     help: || {
-        "The most memory that all peers together can make a session keep: notifications that nobody \
-         has read, and tagged messages without a receive. One peer has half of it; so much may \
-         also wait to be sent to it, and no notification is longer. At the limit nothing more is \
-         read from the peer's lane."
+        "The limit for memory that a session keeps on behalf of all peers: notifications that were \
+         not taken, and tagged messages without a matching receive. One peer may use half of it. \
+         The same half limits the bytes queued for one peer and the length of a notification. At \
+         the limit the session stops reading from the peer's lane."
             .into()
     },
     form: Bytes {
@@ -270,7 +275,7 @@ pub(in crate::config) static QUEUE_BYTES: Row<Bytes> = Row {
     default: DefaultValue::Fixed(|| DEFAULT_QUEUE_BYTES),
     why: || {
         let messages = DEFAULT_QUEUE_BYTES / 2 / 256;
-        format!("about {messages} short notifications of a peer, and little for a machine")
+        format!("about {messages} short notifications from one peer, at a small memory cost")
     },
     get: |v| &v.queue_bytes,
     get_mut: |v| &mut v.queue_bytes,
@@ -280,8 +285,8 @@ pub(in crate::config) static SPIN_US: Row<Microseconds> = Row {
     key: "spin_us",
     variables: &["TCPX_SPIN_US"],
     help: || {
-        "How long a worker looks for more work before it sleeps. Longer lowers latency and burns \
-         CPU."
+        "How long a worker looks for more work before it sleeps. A longer time lowers latency and \
+         costs CPU."
             .into()
     },
     form: Microseconds { max: 100_000 },
@@ -296,7 +301,7 @@ pub(in crate::config) static SPIN_US: Row<Microseconds> = Row {
         text: || format!("{}, 0 with one core", SPIN_US.form.show(&DEFAULT_SPIN)),
     },
     why: || {
-        "about what it costs to put a thread to sleep and wake it; with one core, spinning keeps \
+        "about the cost of putting a thread to sleep and waking it; with one core, spinning keeps \
          the peer from running"
             .into()
     },
@@ -304,15 +309,49 @@ pub(in crate::config) static SPIN_US: Row<Microseconds> = Row {
     get_mut: |v| &mut v.spin,
 };
 
+pub(in crate::config) static TRACE: Row<OptionalFile> = Row {
+    key: "trace",
+    variables: &["TCPX_TRACE"],
+    help: || {
+        "The file that transfers, chunks, copies and system calls are recorded to, for \
+         ui.perfetto.dev. Sessions of one process share it; a second process that names the same \
+         file puts its process ID before the extension."
+            .into()
+    },
+    form: OptionalFile,
+    default: DefaultValue::Fixed(|| None),
+    why: || "recording costs time for each event, small transfers most".into(),
+    get: |v| &v.trace,
+    get_mut: |v| &mut v.trace,
+};
+
+pub(in crate::config) static TRACE_BYTES: Row<Bytes> = Row {
+    key: "trace_bytes",
+    variables: &["TCPX_TRACE_BYTES"],
+    help: || {
+        "The limit for the bytes of the trace. Events after that are counted, and not recorded."
+            .into()
+    },
+    form: Bytes {
+        or_zero: false,
+        min: 64 << 10,
+        max: 64 << 30,
+    },
+    default: DefaultValue::Fixed(|| 64 << 20),
+    why: || "some ten thousand chunks, and what a browser opens at once".into(),
+    get: |v| &v.trace_bytes,
+    get_mut: |v| &mut v.trace_bytes,
+};
+
 pub(in crate::config) static LOG: Row<Text> = Row {
     key: "log",
     variables: &["TCPX_LOG"],
-    help: || "What is logged.".into(),
+    help: || "The log filter.".into(),
     form: Text {
         what: "error, warn, info, debug or trace, or a filter such as tcpx=debug",
     },
     default: DefaultValue::Fixed(|| "warn".into()),
-    why: || "silent while all is well".into(),
+    why: || "silent in normal operation".into(),
     get: |v| &v.log,
     get_mut: |v| &mut v.log,
 };

@@ -1,9 +1,9 @@
-//! How many connections a client gets that has proven itself.
+//! Limits for the connections of a client that has proven itself.
 //!
-//! Whoever has this session's connection info can prove itself, and under as many identities as it
-//! likes. So there is a limit for each identity, one for the session, and one for the descriptors that
-//! all of them hold. The last two do not hold for peers whose connection info is loaded: identities that
-//! somebody made up keep none of those out.
+//! A client that has this session's connection info can prove itself, under any number of
+//! identities. So there is a limit per identity, one per session, and one for the descriptors of
+//! all accepted lanes. The last two do not apply to peers whose connection info is loaded: invented
+//! identities cannot block these peers.
 
 use tcpx_net::process::descriptor_limit;
 use tcpx_proto::handshake::{Established, RejectCode};
@@ -13,11 +13,11 @@ use super::ControlLoop;
 use super::listen::Incoming;
 use crate::log::limited;
 
-/// The most lanes a peer may ask for: as many as can be set, and the one for small transfers.
+/// Limits the lanes that a peer may request: the largest setting, and the express lane.
 const MAX_LANES: u16 = 65;
 
-/// Returns how many descriptors lanes of accepted connections may take: the session and its application
-/// need some, and so do peers whose connection info is loaded.
+/// Returns how many descriptors lanes of accepted connections may use: the session, its application
+/// and peers whose connection info is loaded need some as well.
 fn most_lanes() -> usize {
     descriptor_limit() / 4 * 3
 }
@@ -38,12 +38,13 @@ impl ControlLoop {
             limited!(
                 WARN,
                 peer = name,
+                remedy = "give sessions names of their own; load the peer's new metadata if it was restarted",
                 "a connection claimed an identity that is not its own"
             );
             return Err(RejectCode::BadProof);
         }
         if client.generation > 0 {
-            // It takes the place of a lane that was admitted.
+            // The stream replaces one of a lane that was admitted.
             return match self.link_of(client) {
                 Some(_) => Ok(()),
                 None => Err(RejectCode::UnknownConnection),
@@ -62,6 +63,7 @@ impl ControlLoop {
                     WARN,
                     peer = name,
                     limit,
+                    remedy = "raise TCPX_MAX_CONNECTIONS_PER_PEER here, or close sessions there",
                     "refused a connection: max_connections_per_peer"
                 );
                 return Err(RejectCode::TooMany);
@@ -83,6 +85,8 @@ impl ControlLoop {
                 WARN,
                 peer = name,
                 limit,
+                remedy =
+                    "raise TCPX_MAX_CONNECTIONS, or load the metadata of peers that are welcome",
                 "refused a connection: max_connections"
             );
             return Err(RejectCode::TooMany);
@@ -93,6 +97,7 @@ impl ControlLoop {
                 WARN,
                 peer = name,
                 limit,
+                remedy = "raise the limit of open files (ulimit -n), or lower TCPX_LANES",
                 "refused a lane: too few file descriptors"
             );
             return Err(RejectCode::TooMany);
@@ -102,7 +107,7 @@ impl ControlLoop {
 }
 
 impl Incoming {
-    /// Forgets connections whose client has given up before all lanes were here.
+    /// Removes connections whose client gave up before all lanes had arrived.
     fn drop_abandoned(&mut self, id: SessionId) {
         self.arriving.retain(|(known, _), arriving| {
             let mut lanes = arriving.lanes.iter().flatten();
@@ -110,13 +115,13 @@ impl Incoming {
         });
     }
 
-    /// Counts the connections of a client that are not complete yet.
+    /// Counts the incomplete connections of a client.
     fn connections_of(&self, id: SessionId) -> usize {
         let all = self.arriving.keys().chain(self.plugging.keys());
         all.filter(|(known, _)| *known == id).count()
     }
 
-    /// Counts connections that are not complete yet, and their lanes that are here.
+    /// Counts incomplete connections, and their lanes that have arrived.
     fn held(&self) -> (usize, usize) {
         let arriving = self.arriving.values();
         let arriving = arriving.map(|a| a.lanes.iter().flatten().count());

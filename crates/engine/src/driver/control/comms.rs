@@ -1,5 +1,5 @@
-//! The last step of a connection: its lanes are there; where a plugin carries payload, their comms are made, on a thread of
-//! its own. Then it is handed to the peer.
+//! The last step of connecting: once all lanes are established, their comms are made on a separate
+//! thread, if a plugin carries payload. Then the connection is passed to the peer.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,6 +8,7 @@ use tcpx_proto::frame::down::StreamId;
 use tcpx_proto::handshake::{Established, Features, Offer};
 
 use super::ControlLoop;
+use super::announce::announce;
 use super::listen::ConnectionKey;
 use super::rejoin::LONGEST_PAUSE;
 use crate::carrier::comm::{Comms, Net, RawLane, set_up};
@@ -18,15 +19,15 @@ use crate::link::{Above, Caller, Link, Rejoined};
 use crate::log::limited;
 use crate::peers::PeerShared;
 
-/// A connection whose lanes have done their handshake.
+/// A connection whose lanes have completed their handshakes.
 pub(super) struct Joined {
-    /// Whom we have dialled; none if it was the other way round.
+    /// The peer that we dialled; `None` if the peer connected to us.
     pub(super) dialled: Option<Arc<PeerShared>>,
-    /// The link that the one lane is a new stream for; none for a new connection.
+    /// The link for which the only lane is a new stream; `None` for a new connection.
     pub(super) rejoins: Option<Arc<dyn Link>>,
     pub(super) established: Established,
     pub(super) lanes: Vec<RawLane>,
-    /// Until when its comms must be there.
+    /// Deadline for the setup of its comms.
     pub(super) deadline: Instant,
 }
 
@@ -35,7 +36,7 @@ impl Joined {
         self.established.peer_name.as_str()
     }
 
-    /// Makes it the new stream of a lane.
+    /// Converts the connection into the new stream of a lane.
     pub(super) fn into_rejoined(
         self,
         comms: Option<Comms>,
@@ -60,19 +61,19 @@ impl Joined {
     }
 }
 
-/// The same with its comms, or why there are none.
+/// A joined connection with its comms, or the reason for their failure.
 pub(super) struct Plugged {
     joined: Joined,
     comms: Result<Vec<Comms>, CommCause>,
 }
 
-/// What somebody is told who claims what is proven to be another's. Typical cause: a session that was
-/// restarted under its old name.
+/// Goodbye for a client that claims the proven identity or name of another session. Typical cause:
+/// a session that was restarted under its old name.
 const NOT_PROVEN: &str = "it knows another session by this name or identity: load this session's \
                           connection info there";
 
-/// What a session offers and requires in its handshakes. One whose payload travels on a plugin has no
-/// other way.
+/// Returns the features that a session offers and requires in handshakes. A session whose payload
+/// travels on a plugin requires comms.
 pub(super) fn offer(net: Option<&Arc<Net>>, has_door: bool, same_host: SameHostKind) -> Offer {
     let comms = match net {
         Some(_) => Features::COMMS,
@@ -90,7 +91,7 @@ pub(super) fn offer(net: Option<&Arc<Net>>, has_door: bool, same_host: SameHostK
 }
 
 impl ControlLoop {
-    /// The lanes are there.
+    /// Handles a connection whose lanes are all established.
     pub(super) fn joined(&mut self, mut joined: Joined) {
         let Some(net) = self.net.clone() else {
             let lanes = joined.lanes.len();
@@ -135,7 +136,7 @@ impl ControlLoop {
         }
     }
 
-    /// The comms are there, or will not be.
+    /// Handles the result of the setup of comms.
     pub(super) fn plugged(&mut self, plugged: Plugged) {
         let Plugged { joined, comms } = plugged;
         match &joined.rejoins {
@@ -173,7 +174,7 @@ impl ControlLoop {
             ..
         } = joined;
         let context = self.core.context();
-        // The last lane is the one for small transfers, where there are several.
+        // If there are several lanes, the last one is the express lane.
         let bulk = (lanes.len() - self.express_lanes()).max(1);
         let windows = Windows::new(context, &established, bulk);
         let workers = self.workers_for(&lanes, bulk);
@@ -190,12 +191,13 @@ impl ControlLoop {
             Ok(lanes) => lanes,
             Err(error) => return not_in_use(dialled.as_ref(), &error),
         };
-        // Not before: a peer that has no connection is forgotten.
+        // Not before: a peer without a connection is removed.
         let Some(peer) = dialled.or_else(|| self.core.inbound_peer(&established)) else {
             limited!(
                 WARN,
                 peer = established.peer_name.as_str(),
-                "a connection claimed an identity, or the name of a loaded peer, that is not its own"
+                remedy = "give sessions names of their own; load the peer's new metadata if it was restarted",
+                "refused a connection that claimed the identity or name of another session"
             );
             if let Some(lane) = lanes.first() {
                 lane.say_goodbye(NOT_PROVEN);
@@ -213,14 +215,8 @@ impl ControlLoop {
             lanes,
         );
         let link = Arc::clone(&connection) as Arc<dyn Link>;
-        limited!(
-            DEBUG,
-            peer = peer.name(),
-            lanes = link.lanes(),
-            accepted,
-            "connected"
-        );
-        // Known before its first frame is read: whoever hears from it can answer.
+        announce(&self.core, &peer, &connection, accepted);
+        // Attached before its first frame is read, so that the application can answer at once.
         peer.attached(&link);
         if accepted {
             self.core.accepted(&peer);
@@ -230,13 +226,18 @@ impl ControlLoop {
     }
 }
 
-/// A connection has failed before it was one; whoever dialled learns why.
+/// Handles a connection that failed before it was in use; a dialling caller learns the reason.
 fn not_in_use(dialled: Option<&Arc<PeerShared>>, error: &Error) {
     match dialled {
         Some(peer) => {
             limited!(DEBUG, peer = peer.name(), %error, "cannot connect");
             peer.unreachable(error);
         }
-        None => limited!(WARN, %error, "a connection broke as it was made"),
+        None => limited!(
+            WARN,
+            %error,
+            remedy = "none where the peer has ended; else see the error, and the log of the peer",
+            "an incoming connection broke during its setup"
+        ),
     }
 }

@@ -1,16 +1,19 @@
-//! Connections that we make to others.
+//! Outgoing connections.
 
 mod attempt;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use tcpx_net::{Poller, Stream};
+use tcpx_proto::info::ConnectionInfo;
 
 pub(super) use self::attempt::Attempt;
 use self::attempt::{LaneError, LaneState};
 use super::comms::Joined;
 use super::rejoin::Rejoin;
+use super::resolve::Purpose;
 use super::{ControlLoop, Tokens, random};
 use crate::carrier::comm::RawLane;
 use crate::driver::addresses::socket_options;
@@ -22,12 +25,12 @@ use crate::peers::{PeerShared, Route, SessionCore};
 #[derive(Default)]
 pub(super) struct Dialing {
     attempts: Tokens<Attempt>,
-    /// Which attempt and lane a token belongs to.
+    /// The attempt and lane of each token.
     lanes: Tokens<(u64, usize)>,
 }
 
 impl Dialing {
-    /// The lanes that are getting new streams.
+    /// Returns the lanes that are getting new streams.
     pub(super) fn rejoins(&self) -> impl Iterator<Item = &Rejoin> {
         self.attempts.values().filter_map(|a| a.rejoin.as_ref())
     }
@@ -46,7 +49,7 @@ impl Dialing {
     }
 }
 
-/// Begins to connect on a route; the poller reports how it went under `token`.
+/// Begins to connect on a route; the poller reports the result under `token`.
 fn connect(
     poller: &Poller,
     core: &SessionCore,
@@ -64,30 +67,36 @@ impl ControlLoop {
     /// Starts to connect to a peer.
     pub(super) fn dial(&mut self, peer: &Arc<PeerShared>) {
         if peer.link().is_some() {
-            // It connected to us in the meantime; should it have left again by the time that is looked at, this is why.
+            // The peer connected to us in the meantime; this error applies only if that connection
+            // has already ended.
             peer.unreachable(&Error::PeerLost {
                 peer: peer.name().to_owned(),
                 cause: LostCause::EndedAtOnce,
             });
             return;
         }
-        // Should the peer that is gone be this one, added again: what is late must not take the place of what is new.
+        // The removed peer may be this one, added again: a late stream must not replace a new one.
         self.abandon_removed();
-        let begin = || -> Result<_, Error> {
-            let info = peer
-                .info()
-                .ok_or_else(|| Error::PeerNotConnected(peer.name().to_owned()))?;
-            let connection = random().map_err(|e| Error::io("cannot get random bytes", e))?;
-            Ok((info, u64::from_le_bytes(connection)))
-        };
-        let (info, connection) = match begin() {
-            Ok(begun) => begun,
+        match peer.info() {
+            None => peer.unreachable(&Error::PeerNotConnected(peer.name().to_owned())),
+            Some(info) => self.resolve(info, Purpose::Dial(Arc::clone(peer))),
+        }
+    }
+
+    /// Starts to connect to a peer at these addresses.
+    pub(super) fn dial_at(
+        &mut self,
+        peer: &Arc<PeerShared>,
+        info: ConnectionInfo,
+        addresses: &[SocketAddr],
+    ) {
+        let connection = match random() {
+            Ok(connection) => u64::from_le_bytes(connection),
             Err(error) => {
-                peer.unreachable(&error);
-                return;
+                return peer.unreachable(&Error::io("cannot get random bytes", error));
             }
         };
-        let routes = self.core.routes_to(&info);
+        let routes = self.core.routes_to(addresses);
         let lanes = self.core.lanes_over(&routes) + self.express_lanes();
         let limit = self.core.context().config.connect_timeout();
         self.begin_attempt(Attempt::new(
@@ -100,13 +109,13 @@ impl ControlLoop {
         ));
     }
 
-    /// How many lanes a connection has that are kept for messages and small transfers: one, unless a
-    /// plugin carries payload, which has queues of its own.
+    /// Returns the number of express lanes of a connection: one, unless a plugin carries payload,
+    /// which has its own queues.
     pub(super) fn express_lanes(&self) -> usize {
         usize::from(self.net.is_none())
     }
 
-    /// Chooses the workers for the lanes of a connection, the first so many of them for bulk.
+    /// Chooses the workers for the lanes of a connection, of which the first `bulk` are bulk lanes.
     pub(super) fn workers_for(&self, lanes: &[RawLane], bulk: usize) -> Vec<Arc<dyn Caller>> {
         let address = |lane: &RawLane| Some(lane.stream.local_addr().ok()?.ip());
         let addresses: Vec<_> = lanes[..bulk].iter().map(address).collect();
@@ -115,7 +124,7 @@ impl ControlLoop {
         workers
     }
 
-    /// Chooses the worker for a lane of a connection with so many lanes for bulk.
+    /// Chooses the worker for a lane of a connection with `bulk` bulk lanes.
     pub(super) fn worker_for(&self, lane: usize, bulk: usize) -> Arc<dyn Caller> {
         if lane < bulk {
             self.workers.next()
@@ -134,7 +143,7 @@ impl ControlLoop {
         }
     }
 
-    /// Tries the lane's route, and the next ones while they fail at once.
+    /// Tries the lane's route, and further routes while they fail at once.
     fn dial_lane(&mut self, id: u64, lane: usize) {
         loop {
             let token = self.token();
@@ -145,6 +154,7 @@ impl ControlLoop {
             match connect(&self.poller, &self.core, route, token) {
                 Ok(stream) => {
                     attempt.connecting(lane, stream, token, Instant::now());
+                    attempt.publish();
                     self.dialing.lanes.insert(token, (id, lane));
                     return;
                 }
@@ -175,12 +185,12 @@ impl ControlLoop {
                 self.dialing.lanes.remove(&token);
             }
             Ok(false) => {
-                // Fails only for a stream that is not here, and these are.
+                attempt.publish();
+                // Fails only for a stream that is not registered, and these are.
                 let arm = |stream, writable| self.poller.arm(stream, token, writable);
                 let _ = match &attempt.lanes[lane].state {
-                    LaneState::Connecting { first, again } => {
-                        let again = again.as_ref().map(|again| arm(again, true));
-                        arm(first, true).and(again.unwrap_or(Ok(())))
+                    LaneState::Connecting(syns) => {
+                        syns.iter().try_for_each(|syn| arm(&syn.stream, true))
                     }
                     LaneState::Handshaking { stream, .. } => arm(stream, false),
                     _ => Ok(()),
@@ -205,14 +215,12 @@ impl ControlLoop {
         }
     }
 
-    /// A lane's route has failed: tries another one.
+    /// Handles the failure of a lane's route: tries another one.
     fn lane_failed(&mut self, id: u64, lane: usize, cause: AttemptCause) {
         let Some(attempt) = self.dialing.attempts.get_mut(&id) else {
             return;
         };
         self.dialing.lanes.remove(&attempt.lanes[lane].token);
-        // Dropping the stream takes it out of the poller.
-        attempt.lanes[lane].state = LaneState::Idle;
         if attempt.next_route(lane, cause) {
             self.dial_lane(id, lane);
         } else {
@@ -228,12 +236,12 @@ impl ControlLoop {
         });
     }
 
-    /// Ends an attempt; whoever waits for it learns why.
+    /// Ends an attempt; waiting callers learn the error.
     fn abandon(&mut self, id: u64, error: impl FnOnce(&Attempt) -> Error) {
-        let Some(attempt) = self.forget(id) else {
+        let Some(mut attempt) = self.forget(id) else {
             return;
         };
-        if let Some(rejoin) = attempt.rejoin {
+        if let Some(rejoin) = attempt.rejoin.take() {
             let causes = attempt.failures.into_iter().map(|failure| failure.cause);
             let causes: Vec<_> = causes.collect();
             return self.rejoin_failed(&attempt.peer, rejoin, &causes);
@@ -251,7 +259,7 @@ impl ControlLoop {
         Some(attempt)
     }
 
-    /// All lanes are there.
+    /// Handles an attempt whose lanes are all established.
     fn connected(&mut self, id: u64) {
         let Some(attempt) = self.forget(id) else {
             return;
@@ -302,16 +310,17 @@ impl ControlLoop {
                 continue;
             };
             if attempt.deadline <= now {
-                attempt.note(lane, AttemptCause::TimedOut);
+                attempt.failures = attempt.standing();
                 self.give_up(id);
             } else if attempt.is_pausing(lane) {
                 self.dial_lane(id, lane);
-            } else if attempt.needs_syn(lane, now) {
-                let (route, token) = (attempt.route(lane), attempt.lanes[lane].token);
-                let stream = connect(&self.poller, &self.core, route, token);
-                attempt.sent_syn(lane, stream.ok(), now);
+            } else if let Some(route) = attempt.next_syn(lane, now) {
+                let (way, token) = (attempt.way(route), attempt.lanes[lane].token);
+                let stream = connect(&self.poller, &self.core, way, token);
+                attempt.sent_syn(lane, route, stream, now);
             } else {
-                self.lane_failed(id, lane, AttemptCause::TimedOut);
+                let cause = attempt.unanswered(lane).unwrap_or(AttemptCause::TimedOut);
+                self.lane_failed(id, lane, cause);
             }
         }
     }

@@ -1,8 +1,8 @@
-//! Connections that others make to us.
+//! Incoming connections.
 //!
-//! Whoever has not proven to know the session's secret holds a bounded amount of memory for a bounded time
-//! and is told nothing but why it was turned away. However many of them come, each turn of the control thread
-//! deals with a few only, and everything else comes in between.
+//! A client that has not proven to know the session's secret uses a bounded amount of memory for a
+//! bounded time, and learns only why it was rejected. However many such clients connect, each turn
+//! of the control thread handles only a few of them, so that all other work proceeds.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -23,60 +23,60 @@ use crate::error::Error;
 use crate::link::Link;
 use crate::log::limited;
 
-/// The most connections that have not proven themselves: enough for 128 peers with eight lanes to connect at
-/// once. Where the process may have few descriptors they get a quarter of them.
+/// Limits the connections that have not proven themselves: enough for 128 peers with eight lanes to
+/// connect at once. If the process has few descriptors, the limit is a quarter of them.
 const MAX_UNPROVEN: usize = 1024;
 
-/// And at the least.
+/// Lower bound of that limit.
 const MIN_UNPROVEN: usize = 16;
 
-/// Connections that one listener accepts before everything else has its turn: at a few microseconds
-/// each, less than a millisecond.
+/// Limits the connections that one listener accepts per turn:
+/// at a few microseconds each, less than a millisecond.
 const ACCEPTS_A_TURN: usize = 64;
 
-/// How long listeners rest when there is no descriptor left, and nobody to take one from.
+/// Pause of the listeners when there is no descriptor left, and no connection to evict.
 const EXHAUSTED: Duration = Duration::from_millis(100);
 
-/// A stream in the middle of its handshake.
+/// A stream during its handshake.
 struct Unproven {
     stream: Stream,
     from: SocketAddr,
-    /// None until the client has said something: the silent cost next to nothing.
+    /// `None` until the client has sent something: silent connections cost very little.
     server: Option<Box<Server>>,
     inbound: Inbound,
-    /// The client has sent a ClientHello for this session.
+    /// True once the client has sent a ClientHello for this session.
     has_greeted: bool,
     deadline: Instant,
 }
 
-/// A connection of which some lanes are here.
+/// A connection of which some lanes have arrived.
 pub(super) struct Arriving {
     pub(super) lanes: Vec<Option<(Stream, Vec<u8>)>>,
     established: Established,
     deadline: Instant,
 }
 
-/// What identifies a connection: who made it, and its number there.
+/// Identity of a connection: the client, and the client's number for it.
 pub(super) type ConnectionKey = (SessionId, u64);
 
 pub(super) struct Incoming {
     unproven: Strangers<Unproven>,
     pub(super) arriving: HashMap<ConnectionKey, Arriving>,
-    /// How many lanes each connection has whose comms are being made.
+    /// Number of lanes of each connection whose comms are being made.
     pub(super) plugging: HashMap<ConnectionKey, usize>,
-    /// The last connection that did not fit: each of its lanes is turned away, one is reported.
+    /// The last incompatible connection: each of its lanes is rejected, but only one is logged.
     unfit: Option<ConnectionKey>,
-    /// When listeners that rest go on.
+    /// When paused listeners resume.
     resume: Option<Instant>,
 }
 
-/// How far a handshake has come.
+/// Progress of a handshake.
 enum Progress {
     Waiting,
     Established(Established),
-    /// The client has proven itself, and was not admitted.
+    /// The client has proven itself, but was not admitted.
     Refused,
-    /// The client has proven itself, and was turned away because it does not fit.
+    /// The client has proven itself, but was rejected as incompatible.
     Unfit(Established, Missing),
 }
 
@@ -104,20 +104,25 @@ impl Incoming {
 }
 
 impl ControlLoop {
-    /// Takes on what waits at a listener, up to a limit: the rest is reported again.
+    /// Accepts connections of a listener, up to a limit: the poller reports the rest again.
     pub(super) fn accept(&mut self, listener: usize) {
         for _ in 0..ACCEPTS_A_TURN {
             match self.listeners[listener].accept() {
                 Ok((stream, from)) => self.begin_handshake(stream, from),
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
                 Err(error) if is_exhausted(&error) => {
-                    limited!(WARN, %error, "cannot accept a connection");
+                    limited!(
+                        WARN,
+                        %error,
+                        remedy = "raise the limit of open files (ulimit -n), or free memory",
+                        "cannot accept a connection"
+                    );
                     if !self.evict() {
                         self.incoming.resume = Some(Instant::now() + EXHAUSTED);
                         return;
                     }
                 }
-                // It has ended before it was accepted.
+                // The connection ended before it was accepted.
                 Err(error) => limited!(DEBUG, %error, "cannot accept a connection"),
             }
         }
@@ -127,16 +132,26 @@ impl ControlLoop {
     pub(super) fn arm_listener(&self, listener: usize) {
         let source = &self.listeners[listener];
         if let Err(error) = self.poller.arm(source, listener as u64, false) {
-            limited!(ERROR, %error, "a listener is gone");
+            limited!(
+                ERROR,
+                %error,
+                remedy = "make a new session: peers cannot reach this address of it any more",
+                "cannot watch a listener"
+            );
         }
     }
 
-    /// Drops an unproven connection in favour of another one; false if there is none.
+    /// Drops an unproven connection to make room for another; returns false if there is none.
     fn evict(&mut self) -> bool {
         let Some(dropped) = self.incoming.unproven.evict() else {
             return false;
         };
-        limited!(WARN, from = %dropped.from, "too many unproven connections, dropping one");
+        limited!(
+            WARN,
+            from = %dropped.from,
+            remedy = "keep strangers from the port (TCPX_LISTEN_PORT) by a firewall",
+            "too many unproven connections, dropping one"
+        );
         dropped.stream.reset();
         true
     }
@@ -151,7 +166,7 @@ impl ControlLoop {
             deadline: Instant::now() + HANDSHAKE_TIME,
         };
         let token = self.token();
-        // Mostly its greeting is here, or it has left again.
+        // Usually the greeting has already arrived, or the client has already left.
         self.go_on(token, unproven, false);
     }
 
@@ -161,7 +176,7 @@ impl ControlLoop {
         }
     }
 
-    /// Goes on with a handshake; the poller knows the stream if it `is_watched`.
+    /// Continues a handshake; the poller knows the stream if it `is_watched`.
     fn go_on(&mut self, token: u64, mut unproven: Unproven, is_watched: bool) {
         let progress = self.advance(&mut unproven);
         match progress {
@@ -186,7 +201,7 @@ impl ControlLoop {
                 self.poller.remove(&unproven.stream);
                 self.lane_arrived(established, unproven.stream, unproven.inbound.bytes);
             }
-            // Closing the stream takes it out of the poller.
+            // Closing the stream removes it from the poller.
             Ok(Progress::Refused) => {}
             Ok(Progress::Unfit(client, missing)) => self.report_unfit(&client, missing),
             Err(error) => {
@@ -195,7 +210,7 @@ impl ControlLoop {
         }
     }
 
-    /// Warns of a peer that does not fit, once for all lanes of a connection.
+    /// Warns of an incompatible peer, once for all lanes of a connection.
     fn report_unfit(&mut self, client: &Established, missing: Missing) {
         let connection = Some((client.peer_id, client.connection));
         if self.incoming.unfit == connection {
@@ -207,7 +222,12 @@ impl ControlLoop {
             peer_lacks: missing.client_lacks(),
             session_lacks: missing.server_lacks(),
         };
-        limited!(WARN, %error, "turned a connection away");
+        limited!(
+            WARN,
+            %error,
+            remedy = "run the same release with matching settings on both sides",
+            "turned a connection away"
+        );
     }
 
     fn lane_arrived(&mut self, established: Established, stream: Stream, early: Vec<u8>) {
@@ -220,7 +240,7 @@ impl ControlLoop {
         let entry = self.incoming.arriving.entry(key);
         let arriving = entry.or_insert_with(|| {
             let mut established = established.clone();
-            // Of each lane below.
+            // Joined from each lane below.
             established.owners.clear();
             Arriving {
                 lanes: (0..lanes).map(|_| None).collect(),
@@ -234,7 +254,13 @@ impl ControlLoop {
                 arriving.established.join(established);
             }
             _ => {
-                limited!(WARN, peer = %key.0, lane, "a lane arrived twice or does not fit its connection");
+                limited!(
+                    WARN,
+                    peer = %key.0,
+                    lane,
+                    remedy = "run the same release on both sides; the peer reconnects",
+                    "a lane arrived twice or has a wrong number"
+                );
                 return;
             }
         }
@@ -245,7 +271,7 @@ impl ControlLoop {
         }
     }
 
-    /// A lane of a connection that is here has a new stream.
+    /// Handles a new stream for a lane of an existing connection.
     fn lane_came_back(&mut self, established: Established, raw: RawLane) {
         let link = self.link_of(&established);
         if link.is_none() {
@@ -260,12 +286,13 @@ impl ControlLoop {
         });
     }
 
-    /// The link that a lane which comes back belongs to.
+    /// Returns the link of a lane that got a new stream.
     pub(super) fn link_of(&self, lane: &Established) -> Option<Arc<dyn Link>> {
         let peer = self.core.peer_by_id(lane.peer_id)?;
         let links = peer.links().into_iter();
         let mut links = links.filter(|link| link.was_accepted() && !link.is_dead());
-        links.find(|l| l.number() == Some(lane.connection) && l.streams() == lane.lanes.into())
+        links
+            .find(|l| l.number() == Some(lane.connection) && l.streams() == usize::from(lane.lanes))
     }
 
     fn connection_arrived(&mut self, arrived: Arriving) {
@@ -280,19 +307,24 @@ impl ControlLoop {
         });
     }
 
-    /// Drops what has taken too long, and lets listeners go on that have rested.
+    /// Drops connections that have taken too long, and resumes paused listeners.
     pub(super) fn expire_incoming(&mut self, now: Instant) {
-        // All have the same time: the oldest is the first whose time is over.
+        // All have the same time limit: the oldest expires first.
         while let Some((token, oldest)) = self.incoming.unproven.oldest()
             && oldest.deadline <= now
         {
-            limited!(DEBUG, from = %oldest.from, "a connection said too little for too long");
+            limited!(DEBUG, from = %oldest.from, "a handshake took too long");
             self.incoming.unproven.remove(token);
         }
         self.incoming.arriving.retain(|(id, _), arriving| {
             let keep = arriving.deadline > now;
             if !keep {
-                limited!(WARN, peer = %id, "not all lanes of a connection arrived");
+                limited!(
+                    WARN,
+                    peer = %id,
+                    remedy = "let firewalls pass the port (TCPX_LISTEN_PORT) on every interface, or name those that reach each other in TCPX_INTERFACES",
+                    "not all lanes of a connection arrived"
+                );
             }
             keep
         });
@@ -303,7 +335,7 @@ impl ControlLoop {
         }
     }
 
-    /// Reads what a client has said, and answers.
+    /// Reads the client's bytes, and answers.
     fn advance(&mut self, unproven: &mut Unproven) -> Result<Progress, Box<dyn std::error::Error>> {
         match unproven.inbound.read(&unproven.stream) {
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(Progress::Waiting),
@@ -334,8 +366,8 @@ impl ControlLoop {
             sent = send_all(&unproven.stream, &bytes);
         }
         if let Some(turned_away) = turned_away {
-            // Whether the Reject was sent does not matter: the client has the ServerHello, and may have
-            // closed.
+            // Whether the Reject was sent does not matter:
+            // the client has the ServerHello, and may have closed.
             return Ok(turned_away);
         }
         sent?;

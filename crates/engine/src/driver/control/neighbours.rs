@@ -1,8 +1,8 @@
 //! Sessions on this host: how they find each other beside their connections.
 //!
-//! Each session has a door, named after its identity. The side that has made a connection goes there and
-//! says which connection it is about; both then find out whether they can reach each other's memory
-//! ([`crate::link::same_host`]).
+//! Each session has a Unix socket (its door), named after its identity. The side that has made a
+//! connection connects to it and names the connection; both sides then check whether they can
+//! access each other's memory ([`crate::link::same_host`]).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,34 +18,38 @@ use super::{ControlLoop, Tokens};
 use crate::link::same_host::{Join, SameHost};
 use crate::log::limited;
 
-/// Wires that have not said who they are, or whose connection is not here yet.
+/// Limits the wires that have not identified themselves,
+/// or whose connection is not established yet.
 const MAX_STRANGERS: usize = 64;
 
-/// How long they may take.
+/// Limits how long these may take.
 const STRANGERS_TIME: Duration = Duration::from_secs(1);
 
-/// Wires that are accepted before everything else has its turn.
+/// Limits the wires accepted per turn.
 const ACCEPTS_A_TURN: usize = 16;
 
 #[derive(Default)]
 pub(super) struct Neighbours {
     door: Option<(u64, Door)>,
     strangers: Tokens<(Wire, Instant)>,
-    /// Those whose connection is not here yet.
+    /// Neighbours whose connection is not established yet.
     early: HashMap<ConnectionKey, (Join, Instant)>,
-    /// Connections whose other side is to come to the door.
+    /// Connections whose other side is expected at the door.
     awaited: HashMap<ConnectionKey, Arc<SameHost>>,
-    /// By the token of the wire.
+    /// Known neighbours, by the token of the wire.
     known: Tokens<Known>,
+    /// Neighbours without a wire, until the decision about direct copies.
+    lost: Vec<Arc<SameHost>>,
 }
 
 struct Known {
     same_host: Arc<SameHost>,
-    /// At whose door we were, and with which connection; none if they came to ours.
+    /// The server that we connected to, and our connection;
+    /// `None` if the neighbour connected to us.
     server: Option<(ConnectionInfo, u64)>,
 }
 
-/// The name of a session's door.
+/// Returns the name of a session's door.
 fn door_of(session: SessionId) -> String {
     format!("tcpx-{session}")
 }
@@ -57,7 +61,7 @@ impl Neighbours {
             || self.known.contains_key(&token)
     }
 
-    /// Whether neighbours can come.
+    /// Returns whether neighbours can connect.
     pub(super) fn has_door(&self) -> bool {
         self.door.is_some()
     }
@@ -66,11 +70,11 @@ impl Neighbours {
         let strangers = self.strangers.values().map(|stranger| stranger.1);
         let early = self.early.values().map(|early| early.1);
         let awaited = self.awaited.values().map(|awaited| awaited.deadline());
-        let deciding = self
-            .known
-            .values()
-            .filter(|known| known.same_host.is_deciding());
-        let deciding = deciding.map(|known| known.same_host.deadline());
+        let deciding = self.known.values().map(|known| &known.same_host);
+        let deciding = deciding
+            .chain(&self.lost)
+            .filter(|known| known.is_deciding());
+        let deciding = deciding.map(|known| known.deadline());
         strangers.chain(early).chain(awaited).chain(deciding).min()
     }
 
@@ -88,12 +92,17 @@ impl ControlLoop {
         match opened {
             Ok(door) => self.neighbours.door = Some((token, door)),
             Err(error) => {
-                limited!(WARN, %error, "processes on this host cannot copy this session's memory");
+                limited!(
+                    WARN,
+                    %error,
+                    remedy = "raise the limit of open files (ulimit -n), or set TCPX_SAME_HOST=off",
+                    "processes on this host cannot copy this session's memory"
+                );
             }
         }
     }
 
-    /// Finds out whether a new connection is to a neighbour. `info` is that of a peer we have dialled.
+    /// Checks whether a new connection is to a neighbour. `info` belongs to a peer that we dialled.
     pub(super) fn look_for_neighbour(
         &mut self,
         same_host: &Arc<SameHost>,
@@ -125,7 +134,10 @@ impl ControlLoop {
 
     fn watch(&mut self, same_host: &Arc<SameHost>, server: Option<(ConnectionInfo, u64)>) {
         let token = self.token();
-        let Some(wire) = same_host.wire() else { return };
+        let Some(wire) = same_host.wire() else {
+            self.neighbours.lost.push(Arc::clone(same_host));
+            return;
+        };
         if let Err(error) = self.poller.add_armed(wire, token) {
             return same_host.give_up(&error.to_string());
         }
@@ -162,7 +174,12 @@ impl ControlLoop {
                 }
                 Ok(None) => break,
                 Err(error) => {
-                    limited!(WARN, %error, "cannot accept a neighbour");
+                    limited!(
+                        WARN,
+                        %error,
+                        remedy = "raise the limit of open files (ulimit -n); lanes carry what moves between the two",
+                        "cannot accept a neighbour"
+                    );
                     break;
                 }
             }
@@ -170,7 +187,13 @@ impl ControlLoop {
         if let Some((token, door)) = &self.neighbours.door
             && let Err(error) = self.poller.arm(door, *token, false)
         {
-            limited!(ERROR, %error, "the door is gone");
+            limited!(
+                ERROR,
+                %error,
+                remedy = "make a new session; until then lanes carry everything",
+                "cannot watch the socket for neighbours: processes on this host can no longer copy this \
+                 session's memory"
+            );
         }
     }
 
@@ -185,7 +208,7 @@ impl ControlLoop {
                 return;
             }
             Err(reason) => {
-                limited!(DEBUG, reason, "a neighbour is not let in");
+                limited!(DEBUG, reason, "refused a neighbour");
                 return;
             }
         };
@@ -217,14 +240,14 @@ impl ControlLoop {
         }
     }
 
-    /// Has the poller say when there is something to be heard, or room for what waits.
+    /// Arms the poller for incoming messages, and for room if messages are queued.
     fn arm_neighbour(&self, token: u64, known: &Known) -> bool {
         let has_more = known.same_host.flush();
         let wire = known.same_host.wire();
         wire.is_some_and(|wire| self.poller.arm(wire, token, has_more).is_ok())
     }
 
-    /// Sends what waits for room.
+    /// Sends queued messages.
     pub(super) fn flush_neighbours(&mut self) {
         let known = self.neighbours.known.iter();
         let over: Vec<_> = known
@@ -241,20 +264,27 @@ impl ControlLoop {
             && let Some(wire) = known.same_host.wire()
         {
             self.poller.remove(wire);
+            if known.same_host.is_deciding() {
+                self.neighbours.lost.push(known.same_host);
+            }
         }
     }
 
-    /// Gives up on those who take too long.
+    /// Gives up neighbours that take too long.
     pub(super) fn expire_neighbours(&mut self, now: Instant) {
         let neighbours = &mut self.neighbours;
         neighbours
             .strangers
             .retain(|_, (_, deadline)| now < *deadline);
         neighbours.early.retain(|_, (_, deadline)| now < *deadline);
-        neighbours.awaited.retain(|_, same_host| {
+        let still_waits = |same_host: &Arc<SameHost>| {
             same_host.look_after(now);
             same_host.is_deciding()
-        });
+        };
+        neighbours
+            .awaited
+            .retain(|_, same_host| still_waits(same_host));
+        neighbours.lost.retain(still_waits);
         let mut over = Vec::new();
         for (token, known) in &neighbours.known {
             if known.same_host.is_deciding() {

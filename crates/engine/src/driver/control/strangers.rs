@@ -1,17 +1,17 @@
-//! The places of connections that have not proven themselves, and who loses one when all are taken.
+//! Places of connections that have not proven themselves, and their eviction when all are taken.
 //!
-//! A connection that has greeted sent a whole ClientHello with this session's id, which strangers do
-//! not know. The silent ones lose their places first: an honest client greets with its first packet,
-//! and is silent for no longer than that packet takes.
+//! A connection that has greeted has sent a whole ClientHello with this session's id, which
+//! strangers do not know. Silent connections lose their places first: an honest client greets with
+//! its first packet, and is silent only until that packet arrives.
 //!
-//! Sources share the places. The one that has the most loses its oldest, so that a flood from one
-//! address takes the places of its own connections.
+//! Sources share the places. The source with the most places loses its oldest, so that a flood from
+//! one address evicts its own connections.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
-/// Where connections come from: an IPv4 address, or the 64 bits of an IPv6 network, within which one
-/// machine may have any number of addresses.
+/// Source of connections: an IPv4 address, or the 64-bit prefix of an IPv6 network, within which
+/// one machine may have any number of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Source(u64);
 
@@ -24,7 +24,7 @@ impl Source {
     }
 }
 
-/// What a source holds, by token: the oldest comes first.
+/// Connections of a source, by token: the oldest comes first.
 #[derive(Default)]
 struct Held {
     silent: BTreeSet<u64>,
@@ -36,7 +36,7 @@ struct Place<T> {
     connection: T,
 }
 
-/// Connections that have not proven themselves, by their tokens. A later one has a larger token.
+/// Connections that have not proven themselves, by token. Later connections have larger tokens.
 pub(super) struct Strangers<T> {
     places: BTreeMap<u64, Place<T>>,
     /// Sources that hold a place.
@@ -45,7 +45,7 @@ pub(super) struct Strangers<T> {
 }
 
 impl<T> Strangers<T> {
-    /// Makes so many places.
+    /// Makes `limit` places.
     pub(super) fn new(limit: usize) -> Self {
         Self {
             places: BTreeMap::new(),
@@ -62,7 +62,7 @@ impl<T> Strangers<T> {
         self.places.contains_key(&token)
     }
 
-    /// Returns the connection that came first.
+    /// Returns the oldest connection.
     pub(super) fn oldest(&self) -> Option<(u64, &T)> {
         let (token, place) = self.places.first_key_value()?;
         Some((*token, &place.connection))
@@ -90,8 +90,8 @@ impl<T> Strangers<T> {
         Some(connection)
     }
 
-    /// Takes the connection that loses its place: the oldest silent one of the source that has the most
-    /// of them; where all have greeted, the same among those.
+    /// Evicts a connection: the oldest silent one of the source that has the most of them; if all
+    /// have greeted, the same among the greeted ones.
     pub(super) fn evict(&mut self) -> Option<T> {
         let silent = self.sources.values().map(|held| &held.silent);
         let greeted = self.sources.values().map(|held| &held.greeted);
@@ -100,7 +100,7 @@ impl<T> Strangers<T> {
     }
 }
 
-/// Returns the first element of the largest set; of sets of one size, the least first element.
+/// Returns the first element of the largest set; of sets of equal size, the smallest first element.
 fn oldest_of_most<'a>(sets: impl Iterator<Item = &'a BTreeSet<u64>>) -> Option<u64> {
     let firsts = sets.filter_map(|set| Some((set.len(), *set.first()?)));
     let most = firsts.max_by_key(|(count, oldest)| (*count, std::cmp::Reverse(*oldest)));
@@ -115,7 +115,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Strangers whose connections are their tokens.
+    /// Makes strangers whose connections are their tokens.
     fn strangers(all: &[(u64, &str, bool)]) -> Strangers<u64> {
         let mut strangers = Strangers::new(100);
         for (token, from, has_greeted) in all {
@@ -137,12 +137,12 @@ mod tests {
             (4, "10.0.0.2", false),
             (5, "10.0.0.1", false),
         ];
-        // Once both have as many it is the older one's turn.
+        // Once both have equally many, the older one is evicted.
         assert_eq!(evictions(strangers(&all)), [2, 1, 3, 4, 5]);
     }
 
     #[test]
-    fn who_has_greeted_stays_while_others_are_silent() {
+    fn greeted_connections_stay_while_others_are_silent() {
         let all = [
             (1, "10.0.0.1", true),
             (2, "10.0.0.1", true),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_of_who_has_left() {
+    fn removed_connections_leave_nothing_behind() {
         let mut strangers = strangers(&[(7, "10.0.0.1", false), (8, "10.0.0.2", true)]);
         assert_eq!(strangers.oldest(), Some((7, &7)));
         assert_eq!(strangers.remove(7), Some(7));

@@ -5,27 +5,28 @@ use std::sync::Arc;
 use tcpx_cuda::Device;
 use tcpx_net::neighbour::{self, OwnedPass, Remote, Side};
 use tcpx_net::{Cursor, Neighbour, Span, Store, copy_spans};
-use tcpx_proto::frame::{Header, Kind, Status, Table};
+use tcpx_proto::frame::Status;
 use tcpx_proto::lane::Op;
 
 use super::regions::Opened;
 use super::{SameHost, Trouble};
 use crate::error::Error;
 use crate::memory::{Copier, Refusal, one_place};
+use crate::trace::{self, Kind, Record, Value};
 use crate::transfer::ChunkRef;
 
-/// The peer's memory of a chunk, as this process reaches it.
+/// The peer's memory of a chunk, as this process can access it.
 struct There {
-    /// In the peer's address space, or, if it lies on a device, in this process's.
+    /// Addresses in the peer's address space; for device memory, in this process's.
     ranges: Vec<Remote>,
     device: Option<Arc<dyn Device>>,
-    /// Nothing of it is given back while these are held.
+    /// Gate passes: the owner cannot reclaim the memory while these are held.
     _passes: Vec<OwnedPass>,
     _opened: Vec<Arc<Opened>>,
 }
 
 impl SameHost {
-    /// Copies a chunk. Only while local memory is kept from being revoked.
+    /// Copies a chunk. Must be called while revocations of local memory wait.
     pub(super) fn copy(&self, chunk: &ChunkRef) -> Result<(), Trouble> {
         let run = &chunk.run;
         if let Some(memory) = run.plan.revoked() {
@@ -36,7 +37,9 @@ impl SameHost {
         }
         let there = self.find(chunk)?;
         let Some(wired) = self.wired.get() else {
-            return Err(Trouble::Path("there is no way to it".into()));
+            return Err(Trouble::Path(
+                "there is no connection to its process".into(),
+            ));
         };
         let (op, here) = (run.plan.op, chunk.spans());
         match (chunk.device(), &there.device) {
@@ -64,18 +67,13 @@ impl SameHost {
     /// Finds a chunk's memory at the peer, passes its gates and checks its bounds.
     fn find(&self, chunk: &ChunkRef) -> Result<There, Trouble> {
         let (regions, entries) = chunk.table_counts();
-        let header = Header {
-            regions,
-            entries,
-            payload: chunk.bytes() as u64,
-            ..Header::new(Kind::Write, chunk.run.id)
-        };
-        let table = Table::decode(&header, chunk.table())
+        let table = chunk
+            .read_table()
             .map_err(|error| self.refused(Status::Other, &error))?;
         let mut opened = Vec::with_capacity(regions.into());
         let mut passes = Vec::with_capacity(regions.into());
         for key in table.regions() {
-            // It may have been forgotten since the run was started.
+            // The region may have been forgotten since the run was started.
             let region = self.regions.get(&key).ok_or(Trouble::Gate(usize::MAX))?;
             passes.push(region.enter().ok_or(Trouble::Gate(region.gate))?);
             opened.push(region);
@@ -83,14 +81,14 @@ impl SameHost {
         let mut ranges: Vec<Remote> = Vec::with_capacity(entries as usize);
         let mut last_region = None;
         for entry in table.entries() {
-            // The table was decoded: the index is inside.
+            // Decoding the table checked that the index is in range.
             let region = &opened[entry.region as usize];
             let address = region
                 .locate(&entry)
                 .map_err(|error| self.out_of_reach(error, &entry))?;
             let len = entry.len as usize;
-            // A device does not copy across allocations, which regions of their own may be though they
-            // touch.
+            // A device does not copy across allocations,
+            // and adjacent regions may be separate allocations.
             let is_same = last_region.replace(entry.region) == Some(entry.region);
             let may_join = is_same || region.device().is_none();
             match ranges.last_mut() {
@@ -118,10 +116,16 @@ impl SameHost {
         there: &[Remote],
     ) -> Result<(), Trouble> {
         let here = (here, Cursor::default());
-        let moved = match op {
-            Op::Read => neighbour.read(there, here),
-            Op::Write => neighbour.write(here, there),
+        let trace = &self.context.trace;
+        let began = trace.start();
+        let (kind, moved) = match op {
+            Op::Read => (Kind::ProcessVmReadv, neighbour.read(there, here)),
+            Op::Write => (Kind::ProcessVmWritev, neighbour.write(here, there)),
         };
+        trace.span(began, || match &moved {
+            Ok(count) => Record::new(kind).value(Value::Bytes(*count as u64)),
+            Err(_) => Record::new(kind).end(trace::End::Failed),
+        });
         moved.map(drop).map_err(|error| self.trouble(error))
     }
 
@@ -181,7 +185,7 @@ impl SameHost {
         }
     }
 
-    /// Gives a chunk back. False where its run has ended meanwhile.
+    /// Returns a chunk to its run. Returns false if the run has ended meanwhile.
     pub(super) fn give_back(&self, chunk: &ChunkRef) -> bool {
         if chunk.give_back() {
             chunk.run.conclude_failed();
@@ -195,7 +199,7 @@ impl SameHost {
 struct End<'a> {
     device: Option<&'a Arc<dyn Device>>,
     here: &'a [Span],
-    /// In the peer, or mapped on the device.
+    /// Ranges in the peer's memory, or mapped on the device.
     there: Option<&'a [Remote]>,
 }
 
@@ -212,10 +216,11 @@ impl<'a> End<'a> {
         }
     }
 
-    /// Its memory, which is on a device.
+    /// Returns the end's memory, which is on a device.
     fn spans(&self) -> Vec<Span> {
         match self.there {
-            // SAFETY: mapped in this process, as long as its regions are held; only a device touches it.
+            // SAFETY: mapped in this process as long as its regions are held;
+            // only a device touches it.
             Some(there) => there
                 .iter()
                 .map(|range| unsafe { Span::new(range.address as *mut u8, range.len) })

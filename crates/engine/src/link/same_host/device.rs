@@ -1,4 +1,4 @@
-//! Memory of devices: mapped from one process into another, and copied by the device itself.
+//! Device memory: mapped from one process into another, and copied by the device itself.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -7,7 +7,6 @@ use std::sync::{Arc, Weak};
 
 use tcpx_cuda::{Description, Device, Mapped, Prepared, Queue, Range, Ticket};
 use tcpx_net::neighbour::OwnedPass;
-use tcpx_proto::frame::{Header, Kind, Table};
 use tcpx_proto::lane::Op;
 
 use super::regions::Opened;
@@ -17,32 +16,33 @@ use crate::error::Error;
 use crate::link::desk::Step;
 use crate::memory::{Memory, MemoryKind, Refusal};
 use crate::sync::{Mutex, Rank};
+use crate::trace::{Kind, Record, Start};
 use crate::transfer::{Plan, Run};
 
-/// Bytes of one launch: a quarter of a millisecond for a device, for which whoever aborts a run or
-/// takes memory back may have to wait.
+/// Bytes of one launch: a quarter of a millisecond for a device. An abort or a revocation may have
+/// to wait for one launch.
 const PART_BYTES: usize = 512 << 20;
 
-/// Parts of a run that are under way at once: the next begins when one ends.
+/// Launches of a run in flight at once: the next one begins when one ends.
 const PARTS_AHEAD: usize = 2;
 
-/// An allocation of the peer, which regions lie in.
+/// An allocation of the peer that contains regions.
 pub(super) struct Allocation {
     export: Vec<u8>,
     description: Option<Description>,
     fds: Vec<OwnedFd>,
-    /// The mappings in contexts of this process.
+    /// Mappings in contexts of this process.
     mapped: Mutex<Vec<Arc<Mapped>>>,
-    /// The device that it lies on, as far as copies through host memory are concerned.
+    /// The device of the allocation, for copies through host memory.
     pub(super) device: Arc<dyn Device>,
 }
 
 impl Allocation {
-    /// Where a byte of the peer's is, as copies of `device` reach it.
+    /// Returns the address of a byte of the peer, as copies of `device` access it.
     pub(super) fn reach(&self, device: &dyn Device, address: u64) -> Result<usize, Error> {
         let address = address as usize;
         let Some(description) = &self.description else {
-            // Another session of this process.
+            // The peer is another session of this process.
             return Ok(address);
         };
         let mut mapped = self.mapped.lock();
@@ -61,7 +61,7 @@ impl Allocation {
     }
 }
 
-/// The device work of one peer.
+/// State of the device copies for one peer.
 pub(super) struct Devices {
     state: Mutex<State>,
     allocations: Mutex<Vec<Weak<Allocation>>>,
@@ -69,11 +69,11 @@ pub(super) struct Devices {
 
 #[derive(Default)]
 struct State {
-    /// One for each context that was met.
+    /// One queue for each context in use.
     queues: Vec<(usize, Box<dyn Queue>)>,
-    /// What is under way, oldest first.
+    /// Runs in flight, oldest first.
     runs: Vec<Moving>,
-    /// Bytes that were copied.
+    /// Bytes copied.
     moved: u64,
 }
 
@@ -81,21 +81,21 @@ struct State {
 struct Moving {
     run: Arc<Run>,
     laid_out: Arc<LaidOut>,
-    /// Chunks that were taken for it: all that there were.
+    /// Number of chunks taken for the run: all that were left.
     chunks: u32,
-    /// Parts that were started.
+    /// Number of parts started.
     started: usize,
-    /// Those that are under way, oldest first. Nothing of the peer's memory is given back while the
-    /// passes are held.
+    /// Parts in flight, oldest first.
+    /// The owner cannot reclaim its memory while the passes are held.
     parts: VecDeque<(Ticket, Vec<OwnedPass>)>,
     opened: Vec<Arc<Opened>>,
 }
 
-/// A plan as a device copies it.
+/// A plan, laid out for copies by a device.
 struct LaidOut {
     device: usize,
     opened: Vec<Weak<Opened>>,
-    /// Whoever aborts the run, or takes memory back, waits for single parts.
+    /// Separate launches: an abort or a revocation waits for single parts.
     parts: Vec<Prepared>,
 }
 
@@ -107,12 +107,12 @@ impl Devices {
         }
     }
 
-    /// Bytes that devices have copied.
+    /// Returns the bytes that devices have copied.
     pub(super) fn moved(&self) -> u64 {
         self.state.lock().moved
     }
 
-    /// Waits for the copies of the runs that are meant. How they ended is found by who looks at them.
+    /// Waits for the copies of the selected runs. A later look at a run finds its result.
     pub(super) fn wait(&self, is_meant: impl Fn(&Run) -> bool) {
         let mut state = self.state.lock();
         let State { queues, runs, .. } = &mut *state;
@@ -126,7 +126,7 @@ impl Devices {
 }
 
 impl SameHost {
-    /// Describes memory of ours for the peer: bytes and descriptors, none for host memory.
+    /// Describes local memory for the peer: bytes and descriptors, none for host memory.
     pub(super) fn export(
         &self,
         wired: &Wired,
@@ -147,7 +147,7 @@ impl SameHost {
         let (description, fds) = export.into_parts();
         if fds.len() > tcpx_net::neighbour::MAX_FDS {
             return Err(format!(
-                "it lies in {} pieces, and at most {} can be passed on",
+                "its memory consists of {} allocations, and at most {} can be shared",
                 fds.len(),
                 tcpx_net::neighbour::MAX_FDS
             ));
@@ -155,7 +155,7 @@ impl SameHost {
         Ok((description.encode(), fds))
     }
 
-    /// Maps a region of the peer; none for host memory.
+    /// Maps a region of the peer; `None` for host memory.
     pub(super) fn mapping(
         &self,
         wired: &Wired,
@@ -191,7 +191,7 @@ impl SameHost {
             len: len as usize,
         };
         if mapped.range(region).is_none() {
-            return Err("it has exported other memory than was asked for".into());
+            return Err("it has exported other memory than requested".into());
         }
         let made = Arc::new(Allocation {
             export: export.to_vec(),
@@ -204,7 +204,7 @@ impl SameHost {
         Ok(Some(made))
     }
 
-    /// Has the device copy a run whose memory lies on devices at both ends.
+    /// Lets the device copy a run whose memory is on devices at both ends.
     pub(super) fn start_on_device(&self, run: &Arc<Run>, device: &Arc<dyn Device>) -> bool {
         let prepared = self.context.copies.guarded(|| self.enqueue(run, device));
         match prepared {
@@ -236,7 +236,8 @@ impl SameHost {
             opened.push(region);
         }
         let laid_out = self.laid_out(&run.plan, device, &opened)?;
-        // A gate that is closed already is asked for again; one that closes later fails the run.
+        // A region whose gate is already closed is requested again;
+        // a gate that closes later fails the run.
         enter(&opened).map_err(Trouble::Gate)?;
         run.is_beside.store(true, Ordering::Relaxed);
         let mut chunks = 0;
@@ -254,13 +255,14 @@ impl SameHost {
         });
         let at = state.runs.len() - 1;
         if let Err(error) = state.go_on(at) {
-            // Found by who looks at it.
+            // A later look at the run finds the error.
             run.completion.record(error);
         }
         Ok(())
     }
 
-    /// The plan as the device copies it, from its last posting if the regions are the same.
+    /// Returns the plan as laid out for the device,
+    /// from its last posting if the regions are the same.
     fn laid_out(
         &self,
         plan: &Plan,
@@ -275,7 +277,8 @@ impl SameHost {
             && known.device == device.identity()
             && known.opened.len() == opened.len()
             && known.opened.iter().zip(opened).all(|(a, b)| {
-                // Not the same address alone: one that was dropped may have lived there.
+                // Comparing addresses is not enough:
+                // a dropped region may have had the same address.
                 a.strong_count() > 0 && std::ptr::eq(a.as_ptr(), Arc::as_ptr(b))
             })
         {
@@ -299,7 +302,7 @@ impl SameHost {
         Ok(laid_out)
     }
 
-    /// The memory of a plan at both ends, as the device reaches it.
+    /// Returns the memory of a plan at both ends, as the device accesses it.
     fn ranges(
         &self,
         plan: &Plan,
@@ -319,13 +322,8 @@ impl SameHost {
                 let joins = |last: &Range| plan.is_in_one_region(last, &range);
                 push(&mut here, range, joins);
             }
-            let header = Header {
-                regions: layout.regions,
-                entries: layout.entries,
-                payload: layout.bytes as u64,
-                ..Header::new(Kind::Write, 0)
-            };
-            let table = Table::decode(&header, plan.table(layout))
+            let table = plan
+                .read_table(layout)
                 .map_err(|error| Trouble::Path(error.to_string()))?;
             let keys: Vec<_> = table.regions().collect();
             for entry in table.entries() {
@@ -341,7 +339,7 @@ impl SameHost {
         Ok((here, there))
     }
 
-    /// Looks whether a device is done with a run, or has room for it now.
+    /// Checks whether a device has finished a run, and starts its next parts.
     pub(super) fn look_at_device(&self, run: &Arc<Run>) -> Step {
         let mut state = self.devices.state.lock();
         let Some(at) = state.position(run) else {
@@ -357,10 +355,18 @@ impl SameHost {
             run.completion.record(error.clone());
         }
         let chunks = moving.chunks;
-        // The gates are left before anybody learns that the run is over.
+        // The gates are left before the end of the run becomes visible.
         drop(moving);
         if run.completion.error().is_some() {
             run.fail_now(run.completion.error().unwrap_or(Error::DeviceLost));
+        }
+        if outcome.is_ok() {
+            self.count(run, chunks.into(), run.plan.bytes);
+        }
+        if let Some(trace) = self.context.trace.on() {
+            let record = Record::new(Kind::CopyOnDevice).chunk(run.id, 0);
+            let record = record.bytes(run.plan.bytes);
+            trace.span(Start::at(run.started), Start::now(), record);
         }
         self.settle(run, chunks);
         Step::Over
@@ -374,13 +380,13 @@ impl SameHost {
                 state.runs.first().map(|moving| Arc::clone(&moving.run))
             };
             let Some(run) = first else { return };
-            // Nothing more of it is started.
+            // Prevents further parts from being started.
             run.completion.record(self.end_error());
             self.look_at_device(&run);
         }
     }
 
-    /// What it means that bytes of the peer cannot be reached.
+    /// Maps the error of an inaccessible range to its consequence.
     pub(super) fn out_of_reach(
         &self,
         error: Option<Error>,
@@ -405,7 +411,7 @@ impl State {
         self.runs.iter().position(|m| Arc::ptr_eq(&m.run, run))
     }
 
-    /// Takes note of parts that are over, and starts others. Returns whether all of a run is over.
+    /// Removes parts that are over, and starts further ones. Returns whether the run is over.
     fn go_on(&mut self, at: usize) -> Result<bool, Error> {
         self.reap(at)?;
         let moving = &self.runs[at];
@@ -418,7 +424,7 @@ impl State {
                 return Ok(true);
             }
         }
-        // In order: nobody overtakes who has waited for room.
+        // In order: no run overtakes one that has waited for room.
         let is_behind = self.runs[..at].iter().any(|other| other.is_waiting());
         if started < all && moving.parts.len() < PARTS_AHEAD && !is_behind {
             self.start_part(at)?;
@@ -426,7 +432,7 @@ impl State {
         Ok(false)
     }
 
-    /// Starts the next part of a run, unless there is no room for it, or it must not be.
+    /// Starts the next part of a run, if there is room and the run has not failed.
     fn start_part(&mut self, at: usize) -> Result<(), Error> {
         let moving = &mut self.runs[at];
         let run = &moving.run;
@@ -458,8 +464,8 @@ impl State {
             }
         };
         let part = &moving.laid_out.parts[moving.started];
-        // SAFETY: local memory is registered and not revoked, and whoever revokes it waits for this
-        // copy; the peer's is kept by the passes and mappings in `moving` until the copy is over.
+        // SAFETY: local memory is registered and not revoked, and a revocation waits for this copy;
+        // the passes and mappings in `moving` keep the peer's memory valid until the copy is over.
         match unsafe { self.queues[queue].1.run(part) } {
             Ok(ticket) => {
                 moving.started += 1;
@@ -468,20 +474,20 @@ impl State {
             }
             Err(tcpx_cuda::Error::QueueFull { .. }) => Ok(()),
             Err(error) => {
-                // A failed queue is of no use; dropping it waits until nothing of it runs any more.
+                // Dropping a failed queue waits until none of its copies runs any more.
                 self.queues.remove(queue);
                 Err(error.into())
             }
         }
     }
 
-    /// Takes note of parts that are over, and leaves their gates.
+    /// Removes parts that are over, and leaves their gates.
     fn reap(&mut self, at: usize) -> Result<(), Error> {
         let moving = &mut self.runs[at];
         let mut queues = self.queues.iter_mut();
         let queue = queues.find(|queue| queue.0 == moving.laid_out.device);
         let Some((_, queue)) = queue else {
-            // It has failed, and nothing of it runs any more.
+            // The queue has failed, and none of its copies runs any more.
             return match moving.parts.is_empty() {
                 true => Ok(()),
                 false => {
@@ -509,7 +515,7 @@ impl State {
 }
 
 impl Moving {
-    /// Whether parts of it wait for room.
+    /// Returns whether the run waits for room.
     fn is_waiting(&self) -> bool {
         self.parts.is_empty() && self.started < self.laid_out.parts.len()
     }
@@ -521,7 +527,7 @@ impl Moving {
     }
 }
 
-/// Passes the gates of regions, all or none; otherwise says which is closed.
+/// Passes the gates of all regions, or of none; then returns the gate that is closed.
 fn enter(opened: &[Arc<Opened>]) -> Result<Vec<OwnedPass>, usize> {
     let passes = opened
         .iter()
@@ -529,7 +535,7 @@ fn enter(opened: &[Arc<Opened>]) -> Result<Vec<OwnedPass>, usize> {
     passes.collect()
 }
 
-/// Cuts two lists of the same length into parts of up to [`PART_BYTES`].
+/// Splits two lists of the same total length into parts of up to [`PART_BYTES`].
 fn in_parts(from: &[Range], to: &[Range]) -> Vec<(Vec<Range>, Vec<Range>)> {
     let from = cut(from);
     let to = cut(to);
@@ -565,12 +571,12 @@ fn cut(ranges: &[Range]) -> Vec<Vec<Range>> {
     parts
 }
 
-/// Whether the peer is a session of this process.
+/// Returns whether the peer is a session of this process.
 fn is_own(wired: &Wired) -> bool {
     wired.neighbour.pid().as_raw_nonzero().get() as u32 == std::process::id()
 }
 
-/// Adds a range, joined to the last one if they touch and may be joined.
+/// Adds a range, joined to the last one if they are adjacent and may be joined.
 fn push(ranges: &mut Vec<Range>, range: Range, joins: impl FnOnce(&Range) -> bool) {
     match ranges.last_mut() {
         Some(last) if last.address + last.len == range.address && joins(last) => {

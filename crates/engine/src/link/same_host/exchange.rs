@@ -1,13 +1,14 @@
-//! How two sessions on one host find each other and prove who they are; what they ask for then.
+//! Messages between two sessions on one host: mutual proofs, then requests for regions.
 //!
-//! Only the control thread receives. Whatever the peer sends, it costs at most this path: the
-//! connection goes on with lanes.
+//! Only the control thread receives messages. An invalid message costs only the direct path: the
+//! connection continues with lanes.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
-use tcpx_net::neighbour::Received;
+use tcpx_net::neighbour::{self, Received};
 use tcpx_net::{Gates, Wire};
 use tcpx_proto::info::{Secret, SessionId};
 use tcpx_proto::neighbour::{MAX_MESSAGE_BYTES, Message, Side, tag, verify};
@@ -15,15 +16,16 @@ use tcpx_proto::neighbour::{MAX_MESSAGE_BYTES, Message, Side, tag, verify};
 use super::grants::NotGranted;
 use super::regions::{Access, Opened};
 use super::wired::Wired;
-use super::{GATES, SameHost};
+use super::{GATES, PATIENCE, SameHost};
+use crate::config::SameHostKind;
 use crate::error::Error;
 use crate::log::limited;
 use crate::memory::Refusal;
 
-/// Messages that are dealt with before others have their turn.
+/// Limits the messages handled in one turn.
 const MESSAGES_A_TURN: usize = 64;
 
-/// What somebody says who comes to the door.
+/// A verified first message of a neighbour.
 pub(crate) struct Join {
     pub(crate) client: SessionId,
     pub(crate) connection: u64,
@@ -33,16 +35,16 @@ pub(crate) struct Join {
 }
 
 impl Join {
-    /// Reads the first message of a wire. None where it is not here yet.
+    /// Receives the first message of a wire. Returns the wire if the message has not arrived yet.
     ///
     /// # Errors
-    /// Why nobody is let in.
+    /// The reason for which the neighbour is refused.
     pub(crate) fn receive(wire: Wire, secret: &Secret) -> Result<Result<Self, Wire>, String> {
         let mut bytes = [0; MAX_MESSAGE_BYTES];
         let received = wire.receive(&mut bytes);
         let (len, fds) = match received.map_err(|error| error.to_string())? {
             Received::Nothing => return Ok(Err(wire)),
-            Received::Closed => return Err("it has left".into()),
+            Received::Closed => return Err("it has closed its socket".into()),
             Received::Message { len, fds } => (len, fds),
         };
         let message = Message::decode(&bytes[..len]).map_err(|error| error.to_string())?;
@@ -53,7 +55,7 @@ impl Join {
             nonce_at,
         } = message
         else {
-            return Err("it does not say who it is".into());
+            return Err("it does not identify itself".into());
         };
         if !verify(secret, Side::Client, client, connection, &tag) {
             return Err("it does not know this session's secret".into());
@@ -69,7 +71,7 @@ impl Join {
 }
 
 impl Join {
-    /// Has a poller forget its wire.
+    /// Removes the wire from a poller.
     pub(crate) fn unwatch(&self, poller: &tcpx_net::Poller) {
         poller.remove(&self.wire);
     }
@@ -82,18 +84,18 @@ fn send_with_gates(wired: &Wired, message: &Message<'_>) -> Result<(), String> {
     wired.line.send(message, vec![gates])
 }
 
-/// The one descriptor of a message.
+/// Returns the only descriptor of a message.
 fn only(fds: Vec<OwnedFd>) -> Result<OwnedFd, String> {
     let [fd] = <[OwnedFd; 1]>::try_from(fds)
-        .map_err(|fds| format!("{} descriptors came where one belongs", fds.len()))?;
+        .map_err(|fds| format!("{} descriptors arrived instead of one", fds.len()))?;
     Ok(fd)
 }
 
 impl SameHost {
-    /// Goes to the peer's door, as the side that made the connection.
+    /// Connects to the peer's socket, as the side that made the connection.
     pub(crate) fn knock(&self, door: &str, own: SessionId, connection: u64, secret: &Secret) {
         let outcome = Wire::connect(door)
-            .map_err(|error| format!("its door cannot be reached: {error}"))
+            .map_err(|error| format!("cannot connect to its socket: {error}"))
             .and_then(|wire| self.take_wire(wire))
             .and_then(|wired| {
                 let tag = tag(secret, Side::Client, own, connection);
@@ -106,11 +108,11 @@ impl SameHost {
                 send_with_gates(wired, &message)
             });
         if let Err(reason) = outcome {
-            self.give_up(&reason);
+            self.left(&reason);
         }
     }
 
-    /// Lets a peer in that came to the door, as the side that accepted the connection.
+    /// Accepts a peer that connected to our socket, as the side that accepted the connection.
     pub(crate) fn admit(&self, join: Join, secret: &Secret) {
         let Join {
             client,
@@ -129,44 +131,45 @@ impl SameHost {
             self.look_over(wired, nonce_at, gates)
         });
         if let Err(reason) = outcome {
-            self.give_up(&reason);
+            self.left(&reason);
         }
     }
 
-    /// What the poller watches, while there is something to be heard.
+    /// Returns the socket to watch, if there is one.
     pub(crate) fn wire(&self) -> Option<BorrowedFd<'_>> {
         self.wired.get().map(|wired| wired.line.wire.as_fd())
     }
 
     fn take_wire(&self, wire: Wire) -> Result<&Wired, String> {
         let wired = Wired::new(self.above.name(), wire, &self.context.control)?;
-        // Whoever revokes memory finds it from here on.
+        // Revocations consider the grants from here on.
         self.context.add_grants(&wired.grants);
         if self.wired.set(wired).is_err() {
-            return Err("it came twice".into());
+            return Err("it connected twice".into());
         }
         Ok(self.wired.get().expect("just set"))
     }
 
-    /// Reads the peer's nonce, and shows it.
+    /// Reads the peer's nonce, and reports it to prove access.
     fn look_over(&self, wired: &Wired, nonce_at: u64, gates: OwnedFd) -> Result<(), String> {
         let gates = Gates::open(gates, GATES).map_err(|error| error.to_string())?;
         let _ = wired.gates.set(Arc::new(gates));
         match wired.neighbour.read_nonce(nonce_at) {
             Ok(nonce) => wired.line.send(&Message::Found { nonce }, Vec::new()),
+            Err(error @ neighbour::Error::Gone) => Err(error.to_string()),
             Err(error) => {
                 let reason = error.to_string();
                 let told = Message::Unable {
                     reason: reason.as_bytes(),
                 };
-                // What this side cannot do the peer may still be able to.
+                // The peer may still be able to access our memory.
                 self.decide(Err(&reason));
                 wired.line.send(&told, Vec::new())
             }
         }
     }
 
-    /// Sends what waits for room. Returns whether something is left.
+    /// Sends queued messages. Returns whether some are left.
     pub(crate) fn flush(&self) -> bool {
         let flushed = self
             .wired
@@ -178,9 +181,10 @@ impl SameHost {
         })
     }
 
-    /// Deals with what the peer has sent. False when there is nothing more to come.
+    /// Handles messages that the peer has sent. Returns false when no more will follow.
     ///
-    /// `verify_server` says whether the tag of a Welcome is that of the session we have connected to.
+    /// `verify_server` checks whether the tag of a Welcome is from the session that we connected
+    /// to.
     pub(crate) fn hear(&self, verify_server: impl Fn(&[u8; 32]) -> bool) -> bool {
         let Some(wired) = self.wired.get() else {
             return false;
@@ -200,7 +204,7 @@ impl SameHost {
                     DEBUG,
                     peer = self.above.name(),
                     reason,
-                    "a neighbour is left"
+                    "the direct path to this peer has ended"
                 );
                 self.left(&reason);
                 return false;
@@ -209,9 +213,15 @@ impl SameHost {
         true
     }
 
-    /// The wire is of no more use: nobody is let in, and what is left goes by lanes.
+    /// Ends the use of the wire: closes all gates, and leaves pending runs to lanes.
     pub(super) fn left(&self, reason: &str) {
         self.close_gates();
+        if self.is_deciding() && self.context.config.same_host() == SameHostKind::Require {
+            // Usually the connection is about to end, with its own reason.
+            // Otherwise waiting runs fail soon.
+            let _ = self.lost.set((reason.into(), Instant::now() + PATIENCE));
+            return;
+        }
         self.is_over.store(true, Ordering::Release);
         self.decide(Err(reason));
         self.abandon();
@@ -227,7 +237,7 @@ impl SameHost {
         match message {
             Message::Welcome { tag, nonce_at } => {
                 if wired.gates.get().is_some() || !verify_server(&tag) {
-                    return Err("it is not the session that was meant".into());
+                    return Err("it is not the expected session".into());
                 }
                 self.look_over(wired, nonce_at, only(fds)?)
             }
@@ -241,6 +251,7 @@ impl SameHost {
             Message::Unable { reason } => {
                 let reason = String::from_utf8_lossy(reason);
                 limited!(
+                    EACH_PEER,
                     INFO,
                     peer = self.above.name(),
                     %reason,
@@ -268,7 +279,7 @@ impl SameHost {
                 reason,
             } => {
                 let reason = String::from_utf8_lossy(reason);
-                // What is not registered may be so the next time.
+                // A region that is not registered now may be registered later.
                 let access = (!is_final).then(|| Access::Lanes(reason.as_ref().into()));
                 self.answered(request, access);
                 Ok(())
@@ -282,12 +293,12 @@ impl SameHost {
                 Ok(())
             }
             Message::Join { .. } | Message::Proven | Message::Open { .. } => {
-                Err("it says something that has no place here".into())
+                Err("it sent an unexpected message".into())
             }
         }
     }
 
-    /// Opens a region of ours for the peer.
+    /// Opens a local region for the peer.
     fn open(
         &self,
         wired: &Wired,
@@ -327,7 +338,7 @@ impl SameHost {
         wired.line.send(&opened, fds)
     }
 
-    /// A region of the peer's is open for us.
+    /// Handles the answer that a region of the peer is open.
     fn opened(
         &self,
         wired: &Wired,
@@ -338,9 +349,9 @@ impl SameHost {
     ) -> Result<(), String> {
         let gate = gate as usize;
         let gates = wired.gates.get().filter(|gates| gate < gates.count());
-        let gates = gates.ok_or("it names a gate that there is not")?;
+        let gates = gates.ok_or("it names a gate that does not exist")?;
         if self.regions.asked(request).is_none() || address.checked_add(len).is_none() {
-            return Err("it opens what nobody has asked for".into());
+            return Err("it opens a region that was not requested".into());
         }
         let mapping = self.mapping(wired, (address, len), export, fds);
         let line = &wired.line;
@@ -358,8 +369,8 @@ impl SameHost {
         Ok(())
     }
 
-    /// Goes on with the runs that have waited for an answer. Without access the region is not
-    /// registered.
+    /// Continues the runs that have waited for an answer.
+    /// Without access, the region is not registered.
     fn answered(&self, request: u32, access: Option<Access>) {
         let unknown = match access {
             Some(_) => None,

@@ -1,4 +1,4 @@
-//! Regions of this session that a neighbour may touch.
+//! Regions of this session that a neighbour may access.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,17 +12,17 @@ use crate::log::limited;
 use crate::memory::{Memory, MemoryKind};
 use crate::sync::{Mutex, Rank};
 
-/// How long somebody waits without a word for a neighbour to leave a region.
+/// Time to wait for a neighbour to leave a region before a warning is logged.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The longest pause between two looks at a gate.
+/// Limits the pause between two checks of a gate.
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
-/// Which regions a neighbour may touch: one gate each, which it passes before every access.
+/// Regions that a neighbour may access, with a gate for each, which it passes before every access.
 ///
-/// The neighbour touches the memory by itself. What it is told here is all that keeps it from
-/// memory that was given back: a gate is closed first, and then everybody waits until nobody is
-/// inside. A neighbour that was stopped inside is waited for until it goes on or ends.
+/// The neighbour accesses the memory by itself. Only the gates keep it from memory that was
+/// revoked: a revocation closes the gate, and then waits until the neighbour is not inside. It
+/// waits for a stopped neighbour inside until that continues or ends.
 pub(crate) struct Grants {
     gates: Gates,
     neighbour: Arc<Neighbour>,
@@ -32,22 +32,22 @@ pub(crate) struct Grants {
 
 #[derive(Default)]
 struct Granted {
-    /// By gate.
+    /// Granted memory, by gate.
     memory: Vec<Option<Arc<Memory>>>,
-    /// Gates that the neighbour has forgotten.
+    /// Gates that the neighbour has released.
     free: Vec<usize>,
-    /// Nothing is granted any more.
+    /// True once no more grants are made.
     ended: bool,
 }
 
-/// Why nothing was granted.
+/// Why a grant was refused.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NotGranted {
     /// The memory is no longer registered.
     Revoked,
     /// There is no gate left.
     Full,
-    /// The connection has ended, which the peer is about to learn.
+    /// The connection has ended; the peer will learn that from the connection.
     Ended,
 }
 
@@ -61,12 +61,12 @@ impl Grants {
         })
     }
 
-    /// The gates, as the neighbour is to open them.
+    /// Returns the gates, which are sent to the neighbour.
     pub(super) fn gates(&self) -> &Gates {
         &self.gates
     }
 
-    /// Opens a gate for a region.
+    /// Assigns a gate to a region.
     pub(super) fn grant(&self, memory: &Arc<Memory>) -> Result<usize, NotGranted> {
         let mut granted = self.granted.lock();
         if granted.ended {
@@ -80,8 +80,8 @@ impl Grants {
             }
             None => return Err(NotGranted::Full),
         };
-        // With the lock, and before the look: whoever revokes the memory either finds it here or is
-        // seen.
+        // Stored under the lock, and before the check: a revocation either finds the memory here or
+        // is seen by the check.
         granted.memory[gate] = Some(Arc::clone(memory));
         if !memory.is_live() {
             granted.memory[gate] = None;
@@ -91,8 +91,8 @@ impl Grants {
         Ok(gate)
     }
 
-    /// Takes a gate back that the neighbour will not ask for any more. False where it is none, or the
-    /// neighbour is still inside.
+    /// Frees a gate that the neighbour no longer uses. Returns false if the gate is not in use, or
+    /// the neighbour is still inside.
     pub(super) fn forgotten(&self, gate: usize) -> bool {
         let mut granted = self.granted.lock();
         let is_open = granted.memory.get(gate).is_some_and(Option::is_some);
@@ -104,13 +104,13 @@ impl Grants {
         true
     }
 
-    /// Closes the gates of memory that was revoked and waits until nobody is inside. Device memory is
-    /// also unmapped by a neighbour that answers: it must not be freed before.
+    /// Closes the gates of revoked memory and waits until the neighbour is not inside. For device
+    /// memory, waits until a responsive neighbour has unmapped it as well, before it may be freed.
     pub(crate) fn revoke(&self) {
         let due = self.close(|memory| !memory.is_live());
         for &(gate, _) in &due {
             let gate = gate as u32;
-            // A neighbour that does not hear of it finds the gate closed.
+            // A neighbour that does not receive this message finds the gate closed.
             let _ = self.line.send(&Message::Revoked { gate }, Vec::new());
         }
         for (gate, memory) in due {
@@ -131,7 +131,7 @@ impl Grants {
         }
     }
 
-    /// Closes every gate. Nobody is let in from here on.
+    /// Closes every gate for good.
     pub(super) fn end(&self) {
         let mut granted = self.granted.lock();
         granted.ended = true;
@@ -140,13 +140,13 @@ impl Grants {
         }
     }
 
-    /// Ends it and waits until nobody is inside.
+    /// Closes every gate and waits until the neighbour is not inside.
     pub(crate) fn wait(&self) {
         self.end();
         self.close(|_| true);
     }
 
-    /// Whether the neighbour touches nothing any more, and never will.
+    /// Returns whether the neighbour no longer accesses any memory, and never will.
     pub(crate) fn is_over(&self) -> bool {
         let granted = self.granted.lock();
         let mut gates = 0..granted.memory.len();
@@ -180,8 +180,9 @@ impl Grants {
                     WARN,
                     peer = self.line.peer,
                     pid = self.neighbour.pid().as_raw_nonzero().get(),
-                    "a process on this host is copying memory that is to be given back, and does not go on: \
-                     let it go on, or end it"
+                    remedy = "resume the process, or end it",
+                    "a process on this host is copying memory that is being deregistered, and \
+                     makes no progress"
                 );
             }
             std::thread::sleep(pause);

@@ -1,13 +1,13 @@
-//! Memory of a session on the same host: copied by whoever asks, without the network.
+//! Direct copies of memory of a session on the same host, without the network.
 //!
-//! Two sessions that have a connection within one machine find each other on a Unix socket and prove
-//! that each can reach the other's memory ([`exchange`]). From then on a run is moved by threads of
-//! the session that posts it: host memory by one system call of the kernel ([`copy`]), memory of a
-//! device by the device itself, which has the peer's memory mapped ([`device`]). The connection goes
-//! on carrying messages, and everything that cannot be moved like this.
+//! Two sessions that have a connection within one machine connect over a Unix socket and prove that
+//! each can access the other's memory ([`exchange`]). From then on, threads of the session that
+//! posts a run move it: host memory by a system call ([`copy`]), device memory by the device
+//! itself, which has the peer's memory mapped ([`device`]). The connection continues to carry
+//! messages, and everything that cannot be copied directly.
 //!
-//! Keys and bounds are those that the owner gives out ([`regions`]), and a gate that the owner can
-//! close stands before each access ([`grants`]).
+//! The owner assigns keys and bounds ([`regions`]), and before each access the other side passes a
+//! gate that the owner can close ([`grants`]).
 
 mod copy;
 mod device;
@@ -29,21 +29,22 @@ pub(crate) use self::exchange::Join;
 pub(crate) use self::grants::Grants;
 use self::regions::{Missing, Regions};
 use self::wired::Wired;
-use super::desk::{Copying, INLINE_BYTES, Step};
+use super::desk::{Copying, INLINE_BYTES, Step, of_copy};
 use super::{Above, Context, SameHostInfo};
 use crate::config::SameHostKind;
 use crate::error::Error;
 use crate::log::limited;
+use crate::stats::PathKind;
 use crate::sync::{Mutex, Rank};
-use crate::transfer::{After, Offered, Run};
+use crate::transfer::{After, Offered, Op, Run};
 
-/// Gates that either side has for the other: regions that are open at the same time.
+/// Number of gates per direction: limits the regions that are open at the same time.
 const GATES: usize = 4096;
 
-/// How long the two sides may take to find each other, and an answer to come. Then lanes do it.
+/// Limits how long the mutual proof, and an answer, may take. After that, lanes carry the runs.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The same where lanes must not do it.
+/// The same limit if lanes must not carry runs.
 const LONG_PATIENCE: Duration = Duration::from_secs(10);
 
 fn patience(context: &Context) -> Duration {
@@ -53,42 +54,46 @@ fn patience(context: &Context) -> Duration {
     }
 }
 
-/// The lanes of the connection, which carry what cannot be copied.
+/// The lanes of the connection, which carry runs that cannot be copied directly.
 pub(crate) trait Lanes: Send + Sync {
-    /// Moves what is left of a run.
+    /// Moves the remaining chunks of a run.
     fn carry(&self, run: &Arc<Run>);
 
     /// Settles chunks of a run, and concludes it if they were the last.
     fn settle(&self, run: &Arc<Run>, chunks: u32);
 }
 
-/// The peer of a connection, where it is on the same host.
+/// The direct path to a connection's peer on the same host.
 pub(crate) struct SameHost {
     this: Weak<Self>,
     context: Arc<Context>,
     above: Arc<dyn Above>,
     lanes: Weak<dyn Lanes>,
-    /// Whether this side can reach the peer's memory; otherwise why not. None until it is known.
+    /// Whether this side can access the peer's memory, or the reason why not.
+    /// Unset until it is known.
     decision: OnceLock<Result<(), Arc<str>>>,
-    /// Until when it must be known.
+    /// Deadline for the decision.
     deadline: Instant,
     /// Runs that wait for the decision.
     waiting: Mutex<Vec<Arc<Run>>>,
     wired: OnceLock<Wired>,
-    /// The peer has shown that it can reach our memory.
+    /// Why the wire was lost before the decision,
+    /// and how long to wait for the connection to report its own end.
+    lost: OnceLock<(Arc<str>, Instant)>,
+    /// True once the peer has proven that it can access our memory.
     is_proven: AtomicBool,
-    /// The connection, or the wire, has ended: lanes do what is left.
+    /// True once the connection or the wire has ended: lanes carry the remaining runs.
     is_over: AtomicBool,
     /// Why the connection has ended.
     end: OnceLock<Error>,
     regions: Regions,
     devices: Devices,
-    /// Bytes that were copied.
+    /// Bytes copied.
     moved: AtomicU64,
 }
 
 impl SameHost {
-    /// Makes one for a connection. `refusal` says why there is nothing to be found out.
+    /// Makes the direct path of a connection. `refusal` tells why there is none to be established.
     pub(crate) fn new(
         context: &Arc<Context>,
         above: &Arc<dyn Above>,
@@ -108,6 +113,7 @@ impl SameHost {
             deadline: Instant::now() + patience(context),
             waiting: Mutex::new(Rank::Leaf, Vec::new()),
             wired: OnceLock::new(),
+            lost: OnceLock::new(),
             is_proven: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
             end: OnceLock::new(),
@@ -117,22 +123,22 @@ impl SameHost {
         })
     }
 
-    /// Whether it is not known yet whether this side can reach the peer's memory.
+    /// Returns whether it is still unknown whether this side can access the peer's memory.
     pub(crate) fn is_deciding(&self) -> bool {
         self.decision.get().is_none()
     }
 
-    /// Whether the connection, or the wire, has ended.
+    /// Returns whether the connection or the wire has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
     }
 
-    /// Until when it must be known.
+    /// Returns the deadline for the decision.
     pub(crate) fn deadline(&self) -> Instant {
-        self.deadline
+        self.lost.get().map_or(self.deadline, |lost| lost.1)
     }
 
-    /// What people are shown.
+    /// Returns a description for people.
     pub(crate) fn info(&self) -> SameHostInfo {
         SameHostInfo {
             why_not: match self.decision.get() {
@@ -144,10 +150,10 @@ impl SameHost {
         }
     }
 
-    /// Takes a run on, or says that lanes must carry it.
+    /// Accepts a run, or returns false if lanes must carry it.
     pub(crate) fn submit(&self, run: &Arc<Run>) -> bool {
-        // What reads a tagged message has a key of its own each time: opening that costs more than it
-        // saves.
+        // The READ of a tagged message has a new key each time:
+        // opening it costs more than it saves.
         if matches!(run.after, After::Tell(_)) {
             return false;
         }
@@ -155,7 +161,7 @@ impl SameHost {
             _ if self.has_ended() => false,
             Some(Ok(())) => {
                 let is_taken = self.start(run);
-                // Whoever ends it takes what was taken on before.
+                // The ending thread handles runs that were accepted before.
                 if self.has_ended() {
                     self.abandon();
                 }
@@ -164,7 +170,7 @@ impl SameHost {
             Some(Err(reason)) => self.refuse(run, reason),
             None => {
                 let mut waiting = self.waiting.lock();
-                // With the lock: whoever decides takes what waits.
+                // Checked under the lock: the deciding thread takes all waiting runs.
                 if self.is_deciding() {
                     waiting.push(Arc::clone(run));
                     return true;
@@ -175,7 +181,7 @@ impl SameHost {
         }
     }
 
-    /// Leaves a run to lanes, or fails it where that is not wanted.
+    /// Leaves a run to lanes (returns false), or fails it if the setting forbids lanes.
     fn refuse(&self, run: &Arc<Run>, reason: &str) -> bool {
         if self.context.config.same_host() != SameHostKind::Require {
             return false;
@@ -187,13 +193,13 @@ impl SameHost {
         true
     }
 
-    /// Starts a run whose regions are open; opens those that are not.
+    /// Starts a run if its regions are open; otherwise requests them.
     fn start(&self, run: &Arc<Run>) -> bool {
         match self.regions.missing(run.plan.keys()) {
             Missing::Path(reason) => return self.refuse(run, &reason),
             Missing::Answers(keys) => {
                 let Some(requests) = self.regions.park(run, &keys) else {
-                    return self.refuse(run, "too many regions are asked for at once");
+                    return self.refuse(run, "too many regions are requested at once");
                 };
                 self.ask(&requests);
                 return true;
@@ -203,7 +209,7 @@ impl SameHost {
         if let Some(device) = run.plan.only_device() {
             return self.start_on_device(run, device);
         }
-        // Between a device and host memory, lanes copy ahead and in batches.
+        // Between device and host memory, lanes copy ahead and in batches.
         let may_stage = self.context.config.same_host() == SameHostKind::Require;
         if run.plan.has_devices() && !may_stage {
             return false;
@@ -226,37 +232,39 @@ impl SameHost {
                 return self.left(&reason);
             }
         }
-        // Answers that do not come are noticed there.
+        // The control thread detects missing answers.
         self.context.control.stay_awake();
     }
 
     fn this(&self) -> Arc<Self> {
-        self.this.upgrade().expect("whoever calls holds it")
+        self.this.upgrade().expect("the caller holds a reference")
     }
 
-    /// Notes whether this side can reach the peer's memory, once, and starts what has waited.
+    /// Records whether this side can access the peer's memory, once, and starts waiting runs.
     fn decide(&self, decision: Result<(), &str>) {
         if self.decision.set(decision.map_err(Into::into)).is_err() {
             return;
         }
         match decision {
             Ok(()) => limited!(
+                EACH_PEER,
                 INFO,
                 peer = self.above.name(),
                 "memory of this peer is copied directly: it is on this host"
             ),
             Err(reason) => limited!(
+                EACH_PEER,
                 INFO,
                 peer = self.above.name(),
                 reason,
-                "this peer is on this host, but its memory cannot be copied directly: lanes carry it"
+                "this peer is on this host, but its memory cannot be copied directly"
             ),
         }
         let waiting = std::mem::take(&mut *self.waiting.lock());
         self.submit_again(waiting);
     }
 
-    /// Goes on with runs that have waited.
+    /// Continues runs that have waited.
     fn submit_again(&self, runs: Vec<Arc<Run>>) {
         for run in runs {
             if !self.submit(&run) {
@@ -265,12 +273,21 @@ impl SameHost {
         }
     }
 
-    /// Has lanes carry what is left of a run that was taken on.
+    /// Leaves the rest of an accepted run to lanes.
     fn carry_by_lanes(&self, run: &Arc<Run>) {
         run.is_beside.store(false, Ordering::Relaxed);
         match self.lanes.upgrade() {
             Some(lanes) => lanes.carry(run),
             None => run.fail_now(self.end_error()),
+        }
+    }
+
+    /// Counts copied chunks of a run, unless it was aborted: then they may not have been copied.
+    fn count(&self, run: &Run, chunks: u64, bytes: u64) {
+        if !run.is_aborted() {
+            let counters = self.above.counters();
+            let is_write = run.plan.op == Op::Write;
+            counters.moved(PathKind::SameHost, is_write, chunks, bytes);
         }
     }
 
@@ -287,7 +304,7 @@ impl SameHost {
         }
     }
 
-    /// Leaves a run, of which a chunk was given back, to whoever can go on with it.
+    /// Passes on a run, after one of its chunks was returned, according to the trouble.
     fn pass_on(&self, run: &Arc<Run>, trouble: Trouble) {
         match trouble {
             Trouble::Failed(error) => run.fail_now(error),
@@ -308,15 +325,16 @@ impl SameHost {
         }
     }
 
-    /// Leaves everything to lanes, or fails it where that is not wanted, for this reason.
+    /// Leaves everything to lanes, or fails it if the setting forbids lanes, for this reason.
     pub(crate) fn give_up(&self, reason: &str) {
         self.decide(Err(reason));
     }
 
-    /// Leaves to lanes what has waited for too long. Returns whether something waits.
+    /// Leaves runs that have waited for too long to lanes. Returns whether something is pending.
     pub(crate) fn look_after(&self, now: Instant) -> bool {
-        if self.is_deciding() && now >= self.deadline {
-            self.give_up("the two sides did not find each other in time");
+        if self.is_deciding() && now >= self.deadline() {
+            let lost = self.lost.get().map(|lost| &*lost.0);
+            self.give_up(lost.unwrap_or("the two sides did not find each other in time"));
         }
         if !self.regions.has_parked() {
             return self.is_deciding();
@@ -329,12 +347,7 @@ impl SameHost {
         true
     }
 
-    /// Moves what can be moved for a caller who polls a run that is copied.
-    pub(crate) fn drive_for(&self, run: &Run) {
-        self.context.desk.step_for(run);
-    }
-
-    /// Leaves what was taken on after the end to lanes, which know how it has ended.
+    /// Leaves runs that were accepted after the end to lanes, which know how the connection ended.
     fn abandon(&self) {
         let left = [self.regions.clear(), self.context.desk.take(self)];
         for run in left.into_iter().flatten() {
@@ -342,7 +355,7 @@ impl SameHost {
         }
     }
 
-    /// Waits for what a device copies of a run, or of memory that was revoked.
+    /// Waits for device copies of a run, or of revoked memory.
     pub(crate) fn wait_for_device(&self, run: Option<&Arc<Run>>) {
         self.devices.wait(|moving| match run {
             Some(run) => std::ptr::eq(moving, &**run),
@@ -350,19 +363,19 @@ impl SameHost {
         });
     }
 
-    /// Lets nobody in from here on.
+    /// Closes all gates for good.
     pub(crate) fn close_gates(&self) {
         if let Some(wired) = self.wired.get() {
             wired.grants.end();
         }
     }
 
-    /// Why the connection has ended, which is no longer there to be asked.
+    /// Returns why the connection has ended; the connection itself no longer exists.
     fn end_error(&self) -> Error {
         self.end.get().cloned().unwrap_or(Error::Closed)
     }
 
-    /// Ends it. What was taken on fails with `error`.
+    /// Ends the direct path. Accepted runs fail with `error`.
     pub(crate) fn end(&self, error: &Error) {
         let _ = self.end.set(error.clone());
         self.close_gates();
@@ -374,7 +387,7 @@ impl SameHost {
         for run in left {
             run.fail_now(error.clone());
         }
-        // From here on no thread copies: whoever still holds a chunk has copied it.
+        // From here on no thread copies: a thread that still holds a chunk has copied it.
         self.context.copies.quiesce();
         self.devices.wait(|_| true);
         self.finish_devices();
@@ -390,17 +403,22 @@ impl Copying for SameHost {
         let Some(chunk) = Offered::next(run) else {
             return Step::Over;
         };
-        match self.context.copies.guarded(|| self.copy(&chunk)) {
+        let trace = &self.context.trace;
+        let began = trace.start();
+        let copied = self.context.copies.guarded(|| self.copy(&chunk));
+        trace.span(began, || of_copy(&chunk, copied.is_ok()));
+        match copied {
             Ok(()) => {
                 let bytes = chunk.bytes() as u64;
                 self.moved.fetch_add(bytes, Ordering::Relaxed);
+                self.count(run, 1, bytes);
                 self.settle(run, 1);
             }
             Err(Trouble::Failed(error)) => {
                 run.fail_now(error);
                 self.settle(run, 1);
             }
-            // From here on the run is somebody else's: this thread takes no more of its chunks.
+            // From here on the run is passed on: this thread takes no more of its chunks.
             Err(trouble) => {
                 self.context.desk.take_run(run);
                 if self.give_back(&chunk) {
@@ -415,12 +433,12 @@ impl Copying for SameHost {
 
 /// Why a chunk was not copied.
 enum Trouble {
-    /// It fails, as it would on lanes.
+    /// The chunk fails, as it would on lanes.
     Failed(Error),
-    /// The owner has closed this gate: it has to be asked again.
+    /// The owner has closed this gate: the region must be requested again.
     Gate(usize),
-    /// The peer has ended: lanes know how.
+    /// The peer's process has ended: lanes report the cause.
     Gone,
-    /// The peer's memory cannot be reached any more.
+    /// The peer's memory is no longer accessible.
     Path(String),
 }

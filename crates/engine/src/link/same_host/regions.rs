@@ -1,4 +1,4 @@
-//! Regions of the neighbour that this session may touch.
+//! Regions of the neighbour that this session may access.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use crate::error::Error;
 use crate::sync::{Mutex, Rank, RwLock};
 use crate::transfer::Run;
 
-/// Regions that are asked for at the same time; more go by lanes.
+/// Limits the regions requested at the same time; runs with further ones use lanes.
 const MAX_ASKED: usize = 4096;
 
-/// A region of the neighbour. Dropped when the last copy that uses it is over.
+/// An open region of the neighbour. Dropped when the last copy that uses it is over.
 pub(super) struct Opened {
     pub(super) gate: usize,
     gates: Arc<Gates>,
     line: Arc<Line>,
-    /// In the owner's address space.
+    /// Address in the owner's address space.
     address: u64,
     len: u64,
-    /// What it lies in, if it is memory of a device.
+    /// The allocation that contains the region, for device memory.
     allocation: Option<Arc<Allocation>>,
 }
 
@@ -55,23 +55,24 @@ impl Opened {
         self.gates.enter_owned(self.gate)
     }
 
-    /// Whose it is.
+    /// Returns the owner's name.
     pub(super) fn peer(&self) -> String {
         self.line.peer.clone()
     }
 
-    /// The device that it lies on.
+    /// Returns the device that holds the region.
     pub(super) fn device(&self) -> Option<&Arc<dyn Device>> {
         self.allocation
             .as_ref()
             .map(|allocation| &allocation.device)
     }
 
-    /// Where the bytes of an entry are, as this process reaches them: in the neighbour's address
-    /// space, or in its own if they lie on a device.
+    /// Returns the address of an entry's bytes, as this process can access them: in the neighbour's
+    /// address space, or in this process's for device memory.
     ///
     /// # Errors
-    /// Why not: they are not all inside (none), or the device does not reach them.
+    /// `None` if the bytes are not inside the region, otherwise the reason for which the device
+    /// cannot access them.
     pub(super) fn locate(&self, entry: &Entry) -> Result<u64, Option<Error>> {
         self.check(entry)?;
         match &self.allocation {
@@ -84,10 +85,10 @@ impl Opened {
         }
     }
 
-    /// Where the bytes of an entry are, as copies of this device reach them.
+    /// Returns the range of an entry's bytes, as copies of this device access them.
     ///
     /// # Errors
-    /// As [`Opened::locate`].
+    /// As for [`Opened::locate`].
     pub(super) fn range_on(
         &self,
         device: &dyn Device,
@@ -111,25 +112,26 @@ impl Opened {
 }
 
 impl Drop for Opened {
-    /// From here on the owner may use the gate for another region.
+    /// Releases the gate, so that the owner may use it for another region.
     fn drop(&mut self) {
         self.allocation = None;
         let gate = self.gate as u32;
-        // A gate that the owner does not hear of stays closed, or open for nobody.
+        // If the owner does not receive this message,
+        // the gate stays closed, or open without a user.
         let _ = self.line.send(&Message::Forgotten { gate }, Vec::new());
     }
 }
 
-/// How a region of the neighbour is reached.
+/// How a region of the neighbour can be accessed.
 #[derive(Clone)]
 pub(super) enum Access {
-    /// By this.
+    /// Directly.
     Open(Arc<Opened>),
-    /// By lanes alone, for this reason.
+    /// Only through lanes, for this reason.
     Lanes(Arc<str>),
 }
 
-/// What is known of the neighbour's regions.
+/// Known regions of the neighbour.
 pub(super) struct Regions {
     by_key: RwLock<HashMap<RegionKey, Access>>,
     asking: Mutex<Asking>,
@@ -141,16 +143,16 @@ struct Asking {
     next: u32,
     /// Runs that wait for an answer.
     parked: Vec<Arc<Run>>,
-    /// Since when the first of them has.
+    /// When the first of them began to wait.
     since: Option<Instant>,
 }
 
-/// What stands in the way of a run.
+/// Obstacles to starting a run.
 pub(super) enum Missing {
     Nothing,
-    /// Regions that nobody has asked for, or whose answer is not here.
+    /// Regions that were not requested, or whose answer is pending.
     Answers(Vec<RegionKey>),
-    /// A region that is reached by lanes alone.
+    /// A region that is accessible only through lanes.
     Path(Arc<str>),
 }
 
@@ -169,7 +171,7 @@ impl Regions {
         }
     }
 
-    /// What stands in the way of a run that uses these regions.
+    /// Returns the obstacles to starting a run that uses these regions.
     pub(super) fn missing(&self, keys: &[RegionKey]) -> Missing {
         let by_key = self.by_key.read();
         let mut missing = Vec::new();
@@ -186,11 +188,11 @@ impl Regions {
         }
     }
 
-    /// Parks a run until the answers about these regions are here. Returns the requests to be sent for
-    /// those that nobody has asked for; none where too many are asked for already.
+    /// Parks a run until the answers for these regions have arrived. Returns the requests to send
+    /// for regions that were not requested yet; `None` if too many requests are pending.
     pub(super) fn park(&self, run: &Arc<Run>, keys: &[RegionKey]) -> Option<Vec<(u32, RegionKey)>> {
         let mut asking = self.asking.lock();
-        // With the lock: an answer that comes after this finds the run.
+        // Checked under the lock: a later answer finds the run.
         let by_key = self.by_key.read();
         let mut requests = Vec::new();
         for key in keys.iter().filter(|key| !by_key.contains_key(key)) {
@@ -211,13 +213,13 @@ impl Regions {
         Some(requests)
     }
 
-    /// The region that a request was for.
+    /// Returns the region of a request.
     pub(super) fn asked(&self, request: u32) -> Option<RegionKey> {
         self.asking.lock().by_request.get(&request).copied()
     }
 
-    /// Notes the answer to a request, if it says how the region is reached. Returns the runs that have
-    /// waited for answers.
+    /// Records the answer to a request, if it grants access.
+    /// Returns the runs that have waited for answers.
     pub(super) fn answered(&self, request: u32, access: Option<Access>) -> Vec<Arc<Run>> {
         let mut asking = self.asking.lock();
         let Some(key) = asking.by_request.remove(&request) else {
@@ -227,13 +229,13 @@ impl Regions {
         asking.since = None;
         let parked = std::mem::take(&mut asking.parked);
         drop(asking);
-        // Without the locks: what is dropped here tells the owner.
+        // Dropped without the locks: dropping a region sends a message to its owner.
         drop(replaced);
         parked
     }
 
-    /// The runs that wait, if the first of them has waited for too long. Answers that come later are
-    /// used all the same.
+    /// Returns the waiting runs if the first of them has waited for too long.
+    /// Later answers are still used.
     pub(super) fn take_overdue(&self, now: Instant, patience: Duration) -> Vec<Arc<Run>> {
         let mut asking = self.asking.lock();
         let is_overdue = |since: &mut Instant| now.saturating_duration_since(*since) >= patience;
@@ -243,23 +245,23 @@ impl Regions {
         }
     }
 
-    /// Forgets the region behind a gate, or what is known of this one: it is asked for again.
+    /// Forgets the region of a gate, so that it is requested again.
     pub(super) fn forget(&self, gate: usize) {
         let is_it = |access: &Access| matches!(access, Access::Open(opened) if opened.gate == gate);
         let forgotten: Vec<_> = {
             let mut by_key = self.by_key.write();
             by_key.extract_if(|_, access| is_it(access)).collect()
         };
-        // Without the lock: what is dropped here tells the owner.
+        // Dropped without the lock: dropping a region sends a message to its owner.
         drop(forgotten);
     }
 
-    /// Whether runs wait for answers.
+    /// Returns whether runs wait for answers.
     pub(super) fn has_parked(&self) -> bool {
         !self.asking.lock().parked.is_empty()
     }
 
-    /// Forgets everything; returns the runs that have waited.
+    /// Forgets all regions; returns the runs that have waited.
     pub(super) fn clear(&self) -> Vec<Arc<Run>> {
         let known = std::mem::take(&mut *self.by_key.write());
         drop(known);

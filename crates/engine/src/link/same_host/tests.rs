@@ -28,7 +28,7 @@ fn bytes_on_lanes(link: &Arc<Connection>) -> u64 {
 }
 
 #[test]
-fn blocks_in_any_order_are_copied_both_ways_and_lanes_carry_none_of_them() {
+fn blocks_are_copied_in_both_directions_without_lanes() {
     let pair = Pair::on_same_host();
     let (mine, here) = filled(&pair.alice, 1);
     let (theirs, there) = filled(&pair.bob, 2);
@@ -67,7 +67,7 @@ fn whole<'a>(here: &'a Region, there: &'a RemoteRegion, len: usize) -> [Segment<
 }
 
 #[test]
-fn a_wrong_key_and_wrong_bounds_are_refused_as_on_lanes() {
+fn wrong_key_and_wrong_bounds_are_refused() {
     let pair = Pair::on_same_host();
     let (_, here) = filled(&pair.alice, 1);
     let (theirs, there) = filled(&pair.bob, 2);
@@ -87,11 +87,12 @@ fn a_wrong_key_and_wrong_bounds_are_refused_as_on_lanes() {
         (forge(address - 1, len, key), Status::OutOfBounds),
     ];
     for (forged, expected) in cases {
-        // The second one is not inside from the middle on.
+        // One chunk, so that no other chunk of the transfer lands inside the region. The second
+        // descriptor reaches past the end of the region, the third before its start.
         let segment = Segment {
             local: here.at(0),
             remote: forged.at(forged.len() - LEN),
-            len: LEN,
+            len: BLOCK,
         };
         let write = pair
             .alice
@@ -107,7 +108,7 @@ fn a_wrong_key_and_wrong_bounds_are_refused_as_on_lanes() {
 }
 
 #[test]
-fn memory_that_is_registered_again_is_opened_again() {
+fn reregistered_memory_is_opened_again() {
     let pair = Pair::on_same_host();
     let (mine, here) = filled(&pair.alice, 1);
     let (theirs, there) = filled(&pair.bob, 2);
@@ -131,9 +132,9 @@ fn memory_that_is_registered_again_is_opened_again() {
     assert!(mine.to_vec() == theirs.to_vec());
 }
 
-/// Gates are used again: there are as many as regions can be open at the same time, not in all.
+/// Gates are reused: their number limits the regions open at the same time, not in total.
 #[test]
-fn regions_come_and_go() {
+fn gates_of_deregistered_regions_are_reused() {
     let pair = Pair::on_same_host();
     let (_, here) = filled(&pair.alice, 1);
     let theirs = Buffer::new(3 * super::GATES / 2 * 64);
@@ -160,9 +161,9 @@ fn regions_come_and_go() {
     }
 }
 
-/// Whoever comes to the door without the session's secret, or with nonsense, is turned away.
+/// A neighbour without the session's secret, or with an invalid message, is refused.
 #[test]
-fn strangers_at_the_door_are_turned_away() {
+fn strangers_are_refused() {
     let secret = Secret::new([1; 32]);
     let client = SessionId([9; SessionId::LEN]);
     let gates = Gates::create(super::GATES).unwrap();

@@ -1,4 +1,4 @@
-//! The Unix socket between two neighbours, and what was found out about the other end.
+//! The Unix socket between two neighbours, and the properties of the other end.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,23 +13,23 @@ use super::grants::Grants;
 use crate::link::Control;
 use crate::sync::{Mutex, Rank};
 
-/// Messages that wait until the neighbour has read earlier ones: more than there are for all gates.
+/// Limits the messages queued for a neighbour that does not read: more than all gates need.
 const MAX_WAITING: usize = 4 * GATES;
 
 /// A wire to the neighbour.
 pub(super) struct Wired {
     pub(super) line: Arc<Line>,
     pub(super) neighbour: Arc<Neighbour>,
-    /// What the neighbour may touch.
+    /// Grants to the neighbour.
     pub(super) grants: Arc<Grants>,
-    /// What the neighbour shows that it can read.
+    /// Bytes that the neighbour must read to prove access.
     pub(super) nonce: Nonce,
     /// The neighbour's gates.
     pub(super) gates: OnceLock<Arc<Gates>>,
 }
 
 impl Wired {
-    /// Takes hold of the process at the other end.
+    /// Identifies the process at the other end.
     pub(super) fn new(peer: &str, wire: Wire, control: &Arc<dyn Control>) -> Result<Self, String> {
         let neighbour = Neighbour::of(&wire).map_err(|error| error.to_string())?;
         let theirs = neighbour.credentials();
@@ -58,9 +58,9 @@ impl Wired {
     }
 }
 
-/// A wire, and the messages that wait until there is room on it.
+/// A wire, and the messages that are queued until there is room on it.
 pub(super) struct Line {
-    /// Who is at the other end.
+    /// Name of the peer at the other end.
     pub(super) peer: String,
     pub(super) wire: Wire,
     waiting: Mutex<VecDeque<(Vec<u8>, Vec<OwnedFd>)>>,
@@ -71,13 +71,13 @@ impl Line {
     /// Sends a message, now or as soon as there is room. Never waits.
     ///
     /// # Errors
-    /// The neighbour has left, or reads nothing.
+    /// The neighbour has closed its socket, or does not read.
     pub(super) fn send(&self, message: &Message<'_>, fds: Vec<OwnedFd>) -> Result<(), String> {
         let mut bytes = Vec::new();
         message.encode(&mut bytes);
         let mut waiting = self.waiting.lock();
         if waiting.len() >= MAX_WAITING {
-            return Err("it does not read what is sent to it".to_owned());
+            return Err("it does not read its messages".to_owned());
         }
         let is_first = waiting.is_empty();
         waiting.push_back((bytes, fds));
@@ -92,10 +92,10 @@ impl Line {
         Ok(())
     }
 
-    /// Sends what waits, as far as there is room. Returns whether something is left.
+    /// Sends queued messages, as far as there is room. Returns whether some are left.
     ///
     /// # Errors
-    /// The neighbour has left.
+    /// The neighbour has closed its socket.
     pub(super) fn flush(&self) -> Result<bool, String> {
         let mut waiting = self.waiting.lock();
         self.send_waiting(&mut waiting)?;

@@ -1,4 +1,4 @@
-//! Moving what can be moved on a lane without waiting: for callers who poll, and for worker threads.
+//! Driving a lane without waiting, for polling callers and for worker threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,15 +10,15 @@ use super::Connection;
 use super::lane::Lane;
 use crate::link::{Drive, Driven};
 
-/// System calls in each direction that are made on a lane before others have their turn: few, since one
-/// may move a whole chunk.
+/// Limits the system calls in each direction before other lanes have their turn: few, since one
+/// call may move a whole chunk.
 pub(super) const BUDGET: usize = 4;
 
-/// Keeps a caller who polls a large transfer from asking the kernel again and again whether it takes
-/// more: each question takes the socket's lock, which the answer needs.
+/// Keeps a caller that polls a large transfer from asking the kernel too often whether it accepts
+/// more bytes: each call takes the socket's lock, which incoming acknowledgements need.
 pub(super) struct Pause {
     epoch: Instant,
-    /// Nanoseconds after the epoch.
+    /// End of the pause, in nanoseconds after the epoch.
     until: AtomicU64,
 }
 
@@ -46,14 +46,14 @@ impl Connection {
     pub(super) fn attend(&self, lane: &Lane) -> Drive {
         lane.attend();
         let drive = self.drive(lane, BUDGET);
-        // The caller may leave now, and what it has taken from the socket the worker never hears of.
+        // The caller may leave now, and the kernel will not report bytes that it has already read.
         if lane.is_unfinished() && !lane.is_in_care() {
             lane.call_worker();
         }
         drive
     }
 
-    /// Moves what can be moved on one lane without waiting.
+    /// Moves bytes on one lane without waiting.
     pub(super) fn drive(&self, lane: &Lane, budget: usize) -> Drive {
         let mut drive = match lane.fill(self, budget) {
             Ok(drive) => drive,
@@ -69,8 +69,8 @@ impl Connection {
         drive
     }
 
-    /// Sends what is waiting on a lane, as far as that is possible without waiting; says whether bytes
-    /// went out.
+    /// Sends queued frames on a lane, as far as possible without waiting;
+    /// returns whether bytes were sent.
     pub(super) fn pump(&self, lane: &Lane, budget: usize) -> bool {
         lane.pump(self, budget).unwrap_or_else(|ended| {
             self.lane_ended(lane, ended);
@@ -78,7 +78,7 @@ impl Connection {
         })
     }
 
-    /// Receives what has come on a lane before its end: the peer may have said why.
+    /// Receives the bytes that arrived on a lane before its end: the peer may have sent the reason.
     pub(super) fn hear_out(&self, lane: &Lane) {
         if let Err(ended) = lane.hear_out(self) {
             self.lane_ended(lane, ended);
@@ -86,7 +86,7 @@ impl Connection {
     }
 }
 
-/// One lane, as the thread that drives it knows it.
+/// One lane, as its worker thread knows it.
 pub(super) struct DrivenLane {
     pub(super) connection: Arc<Connection>,
     pub(super) lane: Arc<Lane>,

@@ -1,4 +1,4 @@
-//! What a lane finds out while its locks are held, and what is done about it once they are not.
+//! Events: results that a lane finds under its locks, and that are handled without them.
 
 use std::sync::Arc;
 
@@ -9,51 +9,56 @@ use super::Connection;
 use super::lane::Lane;
 use crate::error::Error;
 use crate::link::Held;
+use crate::trace::End;
 use crate::transfer::{Arrival, ChunkRef, Run};
 
-/// Something that a lane has found out.
+/// A result of a step of a lane.
 pub(super) enum Event {
-    /// Nothing of this chunk is under way any more.
+    /// The chunk has no operations in flight any more.
     Settled(ChunkRef),
-    /// The same, and it has failed.
+    /// The same, and the chunk has failed.
     Failed(ChunkRef, Error),
-    /// No chunk of this run may be moved any more.
+    /// No further chunk of this run may be moved.
     Dead(Arc<Run>, Error),
-    /// The notification that a WRITE chunk has brought.
+    /// A notification that arrived with a WRITE chunk.
     Notified {
         message: Vec<u8>,
         with: ChunkId,
         held: Option<Held>,
     },
-    /// A message of the peer, with its number and its bytes on the wire.
+    /// A message from the peer, with its number and its length on the wire.
     Message(u32, usize, Message),
-    /// The peer has the messages before this number.
+    /// The peer has received all messages before this number.
     Received(u32),
-    /// The peer wants to know that everything before this is dealt with.
+    /// The peer requests an answer once everything before the ping is handled.
     Ping(u64),
-    /// The answer to a ping of ours.
+    /// The answer to one of our pings.
     Pong(u64),
 }
 
-/// A message of the peer.
+/// A message from the peer.
 pub(super) enum Message {
     /// A notification.
     Notified(Vec<u8>, Option<Held>),
-    /// A tagged message was announced.
+    /// The announcement of a tagged message.
     Announced(Arrival, Option<Held>),
-    /// A tagged message of ours has ended at the peer.
+    /// A tagged message of this side has ended at the peer.
     Sent(u64, Option<Error>),
-    /// The peer has let go of a stream.
+    /// The peer has taken a stream apart.
     Down(StreamId, Vec<Ending>),
 }
 
 impl Connection {
-    /// Deals with an event. Only where no lock of a sending or receiving half is held; events of a
-    /// receiving half in their order.
+    /// Handles an event. Must be called while no sending or receiving half is locked; events of a
+    /// receiving half are handled in order.
     pub(super) fn deliver(&self, lane: &Lane, event: Event) {
         match event {
-            Event::Settled(chunk) => self.settle(&chunk.run),
+            Event::Settled(chunk) => {
+                self.trace_settled(&chunk, End::Done, None);
+                self.settle(&chunk.run);
+            }
             Event::Failed(chunk, error) => {
+                self.trace_settled(&chunk, End::Failed, Some(&error));
                 chunk.run.fail_now(error);
                 self.settle(&chunk.run);
             }
@@ -79,7 +84,7 @@ impl Connection {
         }
     }
 
-    /// Delivers a message that is new.
+    /// Delivers a message that was not delivered before.
     pub(super) fn deliver_new(&self, message: Message) {
         match message {
             Message::Notified(message, held) => self.above.notified(&self.origin, message, held),
@@ -95,9 +100,10 @@ impl Connection {
             return;
         }
         let notify = |message: &[u8]| {
-            // Otherwise it has arrived with the chunk.
-            if !run.rides_along(message) {
-                self.send_notify(run.id, message);
+            // Otherwise the notification has arrived with the chunk.
+            match run.rides_along(message) {
+                true => self.above.counters().notified(message.len()),
+                false => self.send_notify(run.id, message),
             }
         };
         let measure = || self.above.measured(run.plan.bytes, run.started.elapsed());

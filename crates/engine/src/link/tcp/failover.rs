@@ -1,10 +1,10 @@
-//! Lanes that are lost while their connection goes on.
+//! Recovery of lost lanes while their connection continues.
 //!
-//! Whoever drives a lane and finds its stream broken marks the lane as down. The control thread then
-//! lets go of the stream ([`Connection::recover`]): from there on nothing lands from it. READ chunks
-//! that were in flight are asked for again at once, WRITE chunks once the peer has let go of the stream
-//! too and has said what had landed. The side that made the connection makes a new stream for the lane;
-//! [`Connection::adopt`] puts it to use.
+//! A driver that finds the stream of a lane broken marks the lane as down. The control thread then
+//! takes the stream apart ([`Connection::recover`]): from there on nothing from it lands. READ
+//! chunks in flight are requested again at once, WRITE chunks only after the peer has taken the
+//! stream apart as well and has reported which chunks had landed. The side that made the connection
+//! makes a new stream for the lane; [`Connection::adopt`] puts it to use.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,28 +14,30 @@ use tcpx_proto::connection::{Heard, Known};
 use tcpx_proto::frame::down::{Ending, StreamId};
 
 use super::Connection;
+use super::ended::Ended;
 use super::lane::Lane;
-use super::receive::Ended;
 use crate::error::{Error, LostCause};
 use crate::link::{Link, Rejoined, Wanted};
 use crate::log::limited;
 use crate::memory::InterfaceSet;
+use crate::stats::Count;
+use crate::trace::{End, Kind};
 use crate::transfer::{ChunkRef, Run};
 
-/// Bytes in flight on the lane for small transfers, above which further ones take other lanes.
+/// Bytes in flight on the express lane above which further small transfers use other lanes.
 const EXPRESS_BYTES: usize = 256 << 10;
 
-/// What a connection has lost.
+/// State of a connection that has lost lanes.
 #[derive(Default)]
 pub(super) struct Lost {
     /// Runs that wait for a lane.
     pub(super) parked: Vec<Arc<Run>>,
-    /// When the last lane was lost, and why the first of them was; none while there is a lane.
+    /// When the last lane was lost, and the cause of the first loss; `None` while there is a lane.
     pub(super) alone: Option<(Instant, LostCause)>,
 }
 
 impl Connection {
-    /// Takes note that a lane is lost. The control thread does the rest.
+    /// Marks a lane as lost. The control thread does the rest.
     pub(super) fn lane_lost(&self, lane: &Lane, cause: LostCause) {
         if lane.mark_down(cause) {
             lane.stream.shutdown();
@@ -43,14 +45,14 @@ impl Connection {
         }
     }
 
-    /// The lanes that have a stream.
+    /// Returns the lanes that have a stream.
     pub(super) fn live_lanes(&self) -> Vec<Arc<Lane>> {
         let lanes = self.lanes.load();
         lanes.iter().filter(|l| !l.is_down()).cloned().collect()
     }
 
-    /// Lets go of lanes that were lost, and sees to what was in flight on them. Returns what would bring
-    /// the lanes back.
+    /// Takes lost lanes apart, and retries the chunks that were in flight on them. Returns the
+    /// actions that would restore the lanes.
     pub(super) fn recover(&self) -> Vec<Wanted> {
         let lanes = self.lanes.load_full();
         for lane in lanes.iter() {
@@ -62,16 +64,18 @@ impl Connection {
     }
 
     fn let_go_of_lane(&self, lane: &Arc<Lane>) {
-        // From the control thread, which holds no lock.
+        // Runs on the control thread, which holds no lock.
         if let Some(token) = lane.token.get() {
             lane.worker.remove(*token, &lane.stream);
         }
+        self.above.counters().count(Count::LanesLost);
+        lane.trace.event(Kind::LaneLost, &lane.down_cause());
         self.hear_out(lane);
-        // What the kernel still has of it is of no use to anybody.
+        // The bytes that the kernel still has are useless.
         lane.stream.reset_when_closed();
-        lane.sender.lock().close();
-        let receiving = lane.receiver.lock().close(self);
-        // What was received before is being delivered: the peer learns that it has landed.
+        lane.sender.lock().close(lane);
+        let receiving = lane.receiver.lock().close(lane, self);
+        // Wait for the delivery of bytes received before: the peer learns that they have landed.
         drop(lane.delivery.lock());
         let remains = lane.books.lock().lane.close();
         self.retired.fetch_add(lane.moved(), Ordering::Relaxed);
@@ -85,13 +89,14 @@ impl Connection {
         );
         self.send_messages();
         let mut again: Vec<Arc<Run>> = remains.offers.into_iter().map(|o| o.0).collect();
-        // Those that waited for another lane to carry messages.
+        // Runs that waited for another message lane.
         again.append(&mut self.lost.lock().parked);
         self.give_back(remains.reads, &mut again);
         for (chunk, error) in receiving {
             match error {
                 None => self.give_back([chunk], &mut again),
                 Some(error) => {
+                    self.trace_settled(&chunk, End::Failed, Some(&error));
                     chunk.run.fail_now(error);
                     self.settle(&chunk.run);
                 }
@@ -108,11 +113,11 @@ impl Connection {
             cause = %lane.down_cause(),
             runs = resent,
             lanes_left = live.len(),
-            "a lane is lost"
+            "lost a lane"
         );
     }
 
-    /// Notes whether a lane is left, after `lost` was lost.
+    /// Records whether a lane is left, after `lost` was lost.
     fn note_alone(&self, live: &[Arc<Lane>], lost: &Lane) {
         let mut state = self.lost.lock();
         if live.is_empty() && state.alone.is_none() {
@@ -120,7 +125,7 @@ impl Connection {
         }
     }
 
-    /// Takes the peer's word that it has let go of a stream.
+    /// Handles the peer's report that it has taken a stream apart.
     pub(super) fn peer_let_go(&self, stream: StreamId, endings: Vec<Ending>) {
         let heard = self.losses.lock().handle_down(stream, endings);
         match heard {
@@ -144,27 +149,38 @@ impl Connection {
         }
     }
 
-    /// Settles WRITE chunks that have landed and gives back those that have not.
+    /// Settles WRITE chunks that have landed and returns the others to their runs.
     fn resolve(&self, known: Known<ChunkRef>, again: &mut Vec<Arc<Run>>) {
         for (chunk, ending) in known.settled {
-            if let Some((status, text)) = ending.refusal {
-                chunk.run.fail_now(self.refused(status, text.as_bytes()));
+            match ending.refusal {
+                Some((status, text)) => {
+                    let error = self.refused(status, text.as_bytes());
+                    self.trace_settled(&chunk, End::Failed, Some(&error));
+                    chunk.run.fail_now(error);
+                }
+                None => {
+                    self.trace_settled(&chunk, End::Done, None);
+                    self.count_landed(&chunk);
+                }
             }
             self.settle(&chunk.run);
         }
         self.give_back(known.again, again);
     }
 
-    /// Gives chunks back to their runs, which are added to `again`.
+    /// Returns chunks to their runs, which are added to `again`.
     fn give_back(&self, chunks: impl IntoIterator<Item = ChunkRef>, again: &mut Vec<Arc<Run>>) {
         for chunk in chunks {
             let run = &chunk.run;
-            // Its memory is the application's again: what was left of it went with the stream.
+            // The application has its memory back:
+            // the copy of the unsent bytes was lost with the stream.
             if run.was_let_go() {
                 let peer = self.above.name().to_owned();
                 let cause = LostCause::LaneDropped;
                 run.fail_now(Error::PeerLost { peer, cause });
             }
+            self.trace_settled(&chunk, End::LaneLost, None);
+            self.above.counters().retried(chunk.bytes() as u64);
             if chunk.give_back() {
                 run.conclude_failed();
             } else if !again.iter().any(|known| Arc::ptr_eq(known, run)) {
@@ -179,7 +195,7 @@ impl Connection {
         }
     }
 
-    /// Offers a run to the lanes that are there; it waits if there is none.
+    /// Offers a run to the live lanes; parks it if there is none.
     pub(super) fn offer(&self, run: &Arc<Run>) {
         loop {
             let lanes = self.lanes.load();
@@ -194,15 +210,16 @@ impl Connection {
             if run.plan.len() > 1 {
                 run.lanes.store(near.clone().count(), Ordering::Relaxed);
             }
-            // Where it was closed meanwhile it is down, and another one is found, or all has ended.
+            // A lane that was closed meanwhile is down:
+            // choose another, unless the connection has ended.
             if !lane.push_run(run) {
                 if let Some(error) = self.end.get() {
                     return run.fail_now(error.clone());
                 }
                 continue;
             }
-            // A worker that is awake sends several runs together. An application that posts many at
-            // once would make a system call for each.
+            // A worker that is awake sends several runs together. An application that posts many
+            // runs at once would otherwise make a system call for each.
             let is_left = self.context.config.workers() > 1 && !run.is_short();
             if !is_left || !lane.worker.is_awake() {
                 self.pump(lane, 1);
@@ -217,15 +234,14 @@ impl Connection {
                 }
             }
             if let Some(error) = self.end.get() {
-                // Chunks in flight are failed by whoever takes the connection apart.
+                // Taking the connection apart fails the chunks in flight.
                 run.fail_now(error.clone());
             }
             return;
         }
     }
 
-    /// Chooses the lane that a run begins on: small ones take the lane that is kept for them, unless it
-    /// has enough to do.
+    /// Chooses the lane on which a run begins: small runs use the express lane, unless it is busy.
     fn first_lane<'a>(&self, run: &Run, lanes: &'a [Arc<Lane>]) -> Option<&'a Arc<Lane>> {
         if run.follows_messages() {
             let carrier = lanes.get(self.messages.carrier());
@@ -241,8 +257,8 @@ impl Connection {
         least_loaded(self.near_lanes(run, lanes)).or(express)
     }
 
-    /// The lanes for bulk that a run uses: those over the interfaces nearest to its memory, or all
-    /// where none of those has a stream.
+    /// Returns the bulk lanes that a run uses: the lanes over the interfaces nearest to its memory,
+    /// or all lanes if none of these has a stream.
     pub(super) fn near_lanes<'a>(
         &self,
         run: &Run,
@@ -258,8 +274,8 @@ impl Connection {
         bulk.filter(move |lane| lane.interface.meets(near))
     }
 
-    /// Keeps a run until there is a lane; false if there is one by now, or the connection has ended and
-    /// nobody would look.
+    /// Parks a run until there is a lane. Returns false if there is one by now; fails the run if
+    /// the connection has ended.
     fn park(&self, run: &Arc<Run>) -> bool {
         let mut lost = self.lost.lock();
         if let Some(error) = self.end.get() {
@@ -280,8 +296,8 @@ impl Connection {
         true
     }
 
-    /// Says what would bring lost lanes back: new streams from the side that made the connection; the
-    /// other side learns whether its peer still exists.
+    /// Returns the actions that would restore lost lanes: the side that made the connection makes
+    /// new streams; the other side checks whether its peer still exists.
     fn wanted(&self, lanes: &[Arc<Lane>]) -> Vec<Wanted> {
         if self.has_ended() {
             return Vec::new();
@@ -302,18 +318,18 @@ impl Connection {
         wanted.into_iter().map(Wanted::SignOfLife).collect()
     }
 
-    /// Puts a new stream of a lane to use; false where nobody waits for it any more.
+    /// Puts a new stream of a lane to use; returns false if the lane no longer needs it.
     pub(super) fn adopt(&self, mut rejoined: Rejoined) -> bool {
         let index = usize::from(rejoined.stream.lane);
         let Some(old) = self.lanes.load().get(index).cloned() else {
             return false;
         };
         if rejoined.stream <= old.id() {
-            // It has taken longer than a newer one, which stays.
+            // A newer stream was faster, and stays.
             return false;
         }
         if !old.is_down() {
-            // The peer has noticed first.
+            // The peer has detected the loss first.
             self.lane_lost(&old, LostCause::LaneDropped);
         }
         self.recover();
@@ -325,17 +341,21 @@ impl Connection {
         let lane = match Lane::rejoined(rejoined, &old, self.windows, &self.context) {
             Ok(lane) => Arc::new(lane),
             Err(error) => {
-                limited!(DEBUG, peer = self.above.name(), %error, "a lane did not come back");
+                let peer = self.above.name();
+                limited!(DEBUG, peer, %error, "cannot use the new stream of a lane");
                 return false;
             }
         };
-        // Not before: one that is open must have a lane, or no other can be opened.
+        // Not before: an open stream must have a lane, or no other stream can be opened for it.
         if !self.losses.lock().open(stream) {
             return false;
         }
+        lane.counters.belongs_to(self.above.counters());
+        self.above.counters().count(Count::LanesRejoined);
+        lane.trace.event(Kind::LaneBack, &old.down_cause());
         let mut lanes = (**self.lanes.load()).clone();
         lanes[index] = Arc::clone(&lane);
-        // Runs that the others have in hand: this one takes part.
+        // Let the new lane share the runs that other lanes have queued.
         let others = lanes.iter().filter(|l| l.index() != index && !l.is_down());
         let mut runs: Vec<Arc<Run>> = Vec::new();
         for other in others {
@@ -350,7 +370,7 @@ impl Connection {
             self.lane_lost(&lane, error.into());
         }
         self.messages.rejoined(&lane, index >= self.bulk_lanes);
-        // The lane for small transfers does not join in the others' work.
+        // The express lane does not take part in bulk runs.
         let lanes = self.lanes.load();
         let joins = |run: &&Arc<Run>| {
             !run.follows_messages() && self.near_lanes(run, &lanes).any(|l| l.index() == index)
@@ -373,24 +393,24 @@ impl Connection {
             cause = %old.down_cause(),
             ?after,
             was_cut_off = alone.is_some(),
-            "a lane that was lost is back"
+            "a lost lane is restored"
         );
     }
 
-    /// Whether there is a lane, and every lost one was let go of.
+    /// Returns whether there is a lane, and every lost one was taken apart.
     pub(super) fn is_settled(&self) -> bool {
         let lanes = self.lanes.load();
         let mut down = lanes.iter().filter(|lane| lane.is_down());
         down.all(|lane| lane.is_apart()) && lanes.iter().any(|lane| !lane.is_down())
     }
 
-    /// Deals with the end of a lane: most break the stream alone.
+    /// Handles the end of a lane: most causes break only its stream.
     pub(super) fn lane_ended(&self, lane: &Lane, ended: Ended) {
         let peer = self.above.name().to_owned();
         match ended {
             Ended::Broken(cause) => self.lane_lost(lane, cause),
             Ended::Lost(cause @ LostCause::NotificationTooLong { .. }) => {
-                // The peer has done nothing wrong: it is told.
+                // The peer is not at fault, so it is told the reason.
                 let reason = cause.to_string();
                 self.close(&reason, Error::PeerLost { peer, cause });
             }
@@ -400,14 +420,15 @@ impl Connection {
     }
 }
 
-/// Chooses the lane for messages: the express lane, or else the first, which lone transfers begin on,
-/// too. So a notification that rides along does not overtake the one of the transfer before.
+/// Chooses the message lane: the express lane, or else the first lane, on which lone transfers
+/// begin as well. So a notification that rides along does not overtake the notification of the
+/// previous transfer.
 pub(super) fn carrier_of(lanes: &[Arc<Lane>], bulk_lanes: usize) -> Option<&Arc<Lane>> {
     let mut express = lanes.iter().filter(|lane| lane.index() >= bulk_lanes);
     express.next().or_else(|| lanes.first())
 }
 
-/// The lane with the fewest bytes in flight, of those that are there.
+/// Returns the live lane with the fewest bytes in flight.
 fn least_loaded<'a>(lanes: impl Iterator<Item = &'a Arc<Lane>>) -> Option<&'a Arc<Lane>> {
     lanes
         .filter(|lane| !lane.is_down())

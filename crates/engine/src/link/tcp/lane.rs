@@ -1,8 +1,7 @@
 //! One TCP stream of a connection.
 //!
-//! Its locks, in the order in which they are taken: `delivery` by whoever drives the receiving half, to
-//! the end of what its events lead to; `receiver` or `sender` for one step, which never blocks; `books`
-//! for a moment.
+//! Its locks, in lock order: `delivery`, held by the driver of the receiving half until all events
+//! are handled; `receiver` or `sender`, for one step, which never blocks; `books`, for a moment.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
@@ -14,28 +13,30 @@ use tcpx_proto::frame::down::StreamId;
 use tcpx_proto::frame::{Header, Kind, Status};
 use tcpx_proto::lane::{self, ChunkId, Meaning, Violation};
 
+use super::ended::Ended;
 use super::event::Event;
-use super::receive::{Ended, Received, Receiver};
+use super::receive::{Received, Receiver};
 use super::send::{Answer, Sender, Sent};
+use super::traced::LaneTrace;
 use super::{Connection, Windows};
 use crate::carrier::LetGo;
 use crate::carrier::comm::{Comms, RawLane};
 use crate::error::{Error, LostCause};
-use crate::link::{Caller, Context, Drive, LaneInfo, Rejoined};
+use crate::link::{Caller, Context, Drive, Rejoined};
 use crate::log::limited;
 use crate::memory::{Grant, InterfaceSet};
+use crate::stats::LaneMeter;
 use crate::sync::{Mutex, Rank};
 use crate::transfer::{ChunkRef, Offered, Run};
 
-/// Wakes a sleeping receiver of a large payload for this much at most. Well below any receive buffer:
-/// near it, the sender would have no room left to send what the receiver waits for.
+/// Limits the bytes for which a sleeping receiver of a large payload waits. Well below any receive
+/// buffer: near that size, the sender would have no room to send them.
 const BULK_WAKE_BYTES: usize = 256 << 10;
 
-/// Wakes it for the rest of a payload from another machine where at least this much is left: a few
-/// packets.
+/// Wakes a sleeping receiver for the rest of a remote payload from this size on: a few packets.
 const MIN_WAKE_BYTES: usize = 64 << 10;
 
-/// What both halves of a lane share: the protocol's state, and grants to use again.
+/// State that both halves of a lane share: the protocol state, and spare grants.
 pub(super) struct Books {
     pub(super) lane: lane::Lane<Offered, Answer>,
     pub(super) spare: Vec<Grant>,
@@ -43,72 +44,74 @@ pub(super) struct Books {
 
 /// One TCP stream of a connection.
 pub(crate) struct Lane {
-    /// Which lane it is, and how many streams that had before.
+    /// The lane's index, and the generation of its stream.
     id: StreamId,
     /// When the stream was lost, and why.
     down: OnceLock<(Instant, LostCause)>,
-    /// This side has let go of the lost stream, or is about to.
+    /// True once this side takes the lost stream apart.
     apart: AtomicBool,
-    /// How many streams the lane has lost before this one.
-    failovers: u32,
+    /// Number of streams that the lane has lost before this one.
+    pub(super) failovers: u32,
     pub(super) stream: Stream,
     local: SocketAddr,
     remote: SocketAddr,
-    /// Whether the peer is on this machine.
+    /// True if the peer is on this machine.
     is_local: bool,
-    /// The interface that it is on; every one where that is not known.
+    /// The lane's interface; all interfaces if it is unknown.
     pub(super) interface: InterfaceSet,
-    /// The thread that drives this lane when nobody else does, and its name for it.
+    /// The worker that drives this lane when no caller does, and the worker's token for it.
     pub(super) worker: Arc<dyn Caller>,
     pub(super) token: OnceLock<u64>,
-    /// Held by whoever drives the receiving half and delivers what it finds, so that everything is
-    /// delivered in the order of its arrival. Nobody waits for it but those who take the lane apart and
-    /// those who put a mark.
+    /// Held by the driver of the receiving half while it delivers events, in the order of arrival.
+    /// Only threads that take the lane apart or put a mark wait for it.
     pub(super) delivery: Mutex<Vec<Event>>,
     pub(super) receiver: Mutex<Receiver>,
     pub(super) sender: Mutex<Sender>,
     pub(super) books: Mutex<Books>,
-    /// Something was added to the books (or may now leave them) since the last look.
+    /// True if something was added to the books (or may now leave them) since the last check.
     dirty: AtomicBool,
-    /// The kernel took no more bytes at the last attempt.
-    blocked: AtomicBool,
+    /// True if the kernel accepted no bytes at the last attempt.
+    pub(super) blocked: AtomicBool,
     /// True while the worker drives this lane or watches its current driver.
     in_care: AtomicBool,
-    /// Carriers have something under way of which nobody will be told: it must be looked for.
+    /// True while carriers have operations in flight whose end is not signalled.
     staging_out: AtomicBool,
     staging_in: AtomicBool,
-    /// The next frame is not read, for want of room for what it brings. Changes under the lock of
-    /// `receiver`.
+    /// True while there is no room for the next frame's contents. Changes under `receiver`.
     paused: AtomicBool,
-    /// Payload that travels beside the stream.
+    /// State of payload that travels beside the stream.
     pub(super) beside_out: Beside,
     pub(super) beside_in: Beside,
-    /// Bytes of our chunks in flight.
+    /// Bytes of this side's chunks in flight.
     pub(super) load: AtomicUsize,
-    /// The stream is reported as readable once this many bytes are there. More than 1 only while at
-    /// least that much of a payload is still to come; changes under the lock of `receiver`.
+    /// Bytes that must be available before the stream is reported as readable. Greater than 1 only
+    /// while more than that is still to come; changes under `receiver`.
     wake_level: AtomicUsize,
-    /// So much of a payload is still to come that a sleeping worker is woken once for many packets.
+    /// True while so much of a payload is still to come that one wake-up covers many packets.
     in_bulk: AtomicBool,
-    /// Counts drives by callers: while it moves, the worker stands back.
+    /// Counts drives by callers: while it increases, the worker stays away.
     attended: AtomicU64,
-    /// Payload bytes that the kernel took. Unlike our own pings they show that the peer still reads.
+    /// Payload bytes that the kernel accepted. They show that the peer reads, unlike our pings.
     pub(super) payload_sent: AtomicU64,
     pub(super) bytes_sent: AtomicU64,
     pub(super) bytes_received: AtomicU64,
+    pub(super) counters: LaneMeter,
+    pub(super) trace: LaneTrace,
+    /// True if a plugin carries payload.
+    pub(super) has_comm: bool,
 }
 
-/// Adds to a counter that only the holder of one lock changes; others read it at any time.
+/// Adds to a counter that only the holder of one lock changes; other threads may read it.
 pub(super) fn add_locked(counter: &AtomicU64, count: u64) {
     counter.store(counter.load(Ordering::Relaxed) + count, Ordering::Relaxed);
 }
 
-/// What others may know of payload that travels beside the stream.
+/// Shared view of payload that travels beside the stream.
 #[derive(Default)]
 pub(super) struct Beside {
-    /// Somebody beyond this process must move.
+    /// True while the payload waits for something outside of this process.
     waiting: AtomicBool,
-    /// Bytes that have moved.
+    /// Bytes moved.
     moved: AtomicU64,
 }
 
@@ -118,7 +121,7 @@ impl Beside {
         add_locked(&self.moved, moved);
     }
 
-    /// How much has moved, if something is to be moved.
+    /// Returns the bytes moved, if payload is waiting.
     pub(super) fn moved(&self) -> Option<u64> {
         let moved = self.moved.load(Ordering::Relaxed);
         self.waiting.load(Ordering::Relaxed).then_some(moved)
@@ -135,8 +138,9 @@ impl Lane {
         context: &Context,
     ) -> Result<Self, Error> {
         let RawLane { stream, early } = raw;
+        let has_comm = comms.is_some();
         let (comm_out, comm_in) = comms.map(Comms::open).transpose()?.unzip();
-        let broken = |error| Error::io("a lane broke as it was made", error);
+        let broken = |error| Error::io("a new lane broke", error);
         let is_local = stream.is_local();
         if let Some(name) = context.config.congestion_control(is_local)
             && let Err(error) = set_congestion_control(&stream, name)
@@ -183,10 +187,13 @@ impl Lane {
             payload_sent: AtomicU64::new(0),
             bytes_sent: AtomicU64::new(0),
             bytes_received: AtomicU64::new(0),
+            counters: LaneMeter::default(),
+            trace: LaneTrace::new(&context.trace),
+            has_comm,
         })
     }
 
-    /// Makes the lane of a stream that takes the place of a lost one.
+    /// Makes the lane of a stream that replaces a lost one.
     pub(super) fn rejoined(
         rejoined: Rejoined,
         lost: &Self,
@@ -203,93 +210,81 @@ impl Lane {
         let lane = Self::new(id, raw, comms, windows, worker, context)?;
         Ok(Self {
             failovers: lost.failovers.saturating_add(1),
+            trace: lost.trace.clone(),
             ..lane
         })
     }
 
-    /// Which stream of the connection this is.
+    /// Returns the identity of the stream within the connection.
     pub(super) fn id(&self) -> StreamId {
         self.id
     }
 
-    /// Position among the connection's lanes.
+    /// Returns the index among the connection's lanes.
     pub(super) fn index(&self) -> usize {
         usize::from(self.id.lane)
     }
 
-    /// Whether the stream is lost.
+    /// Returns whether the stream is lost.
     #[inline]
     pub(super) fn is_down(&self) -> bool {
         self.down.get().is_some()
     }
 
-    /// Notes that the stream is lost; false if that is known.
+    /// Marks the stream as lost; returns false if it already was.
     pub(super) fn mark_down(&self, cause: LostCause) -> bool {
         self.down.set((Instant::now(), cause)).is_ok()
     }
 
-    /// Why the stream was lost.
+    /// Returns why the stream was lost.
     pub(super) fn down_cause(&self) -> LostCause {
         let down = self.down.get();
         down.map_or(LostCause::LaneDropped, |(_, cause)| cause.clone())
     }
 
-    /// For how long the stream has been lost.
+    /// Returns how long ago the stream was lost.
     pub(super) fn down_for(&self) -> Duration {
-        self.down
-            .get()
-            .map_or(Duration::ZERO, |(at, _)| at.elapsed())
+        let down = self.down.get();
+        down.map_or(Duration::ZERO, |(at, _)| at.elapsed())
     }
 
-    /// True for the one call that takes the lost lane apart.
+    /// Returns true for the one call that takes the lost lane apart.
     pub(super) fn take_apart(&self) -> bool {
         !self.apart.swap(true, Ordering::AcqRel)
     }
 
-    /// Whether somebody takes the lost lane apart, or has.
+    /// Returns whether the lost lane is being or was taken apart.
     pub(super) fn is_apart(&self) -> bool {
         self.apart.load(Ordering::Acquire)
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     pub(super) fn remote(&self) -> SocketAddr {
         self.remote
     }
 
-    /// This end's address.
+    /// Returns the local address.
     pub(super) fn local(&self) -> SocketAddr {
         self.local
     }
 
-    /// The runs that wait for their chunks to be taken.
+    /// Returns the runs with chunks left to take.
     pub(super) fn queued_runs(&self) -> Vec<Arc<Run>> {
         let books = self.books.lock();
         let offers = books.lane.queued_offers();
         offers.map(|Offered(run)| Arc::clone(run)).collect()
     }
 
-    /// Tells the peer, as far as it can hear that at once, why a connection is not made.
+    /// Tells the peer why a connection is not made, if the message can be sent at once.
     pub(crate) fn say_goodbye(&self, reason: &str) {
         let mut frame = Vec::new();
         Header::new(Kind::Goodbye, 0).encode_with_text(&mut frame, reason);
-        // Whether it arrives makes no difference here.
+        // Whether the message arrives makes no difference here.
         let _ = self.stream.send(&frame, &[], Cursor::default());
         self.stream.shutdown();
     }
 
-    pub(super) fn info(&self) -> LaneInfo {
-        LaneInfo {
-            index: self.index(),
-            local: self.local,
-            remote: self.remote,
-            bytes_sent: self.bytes_sent.load(Ordering::Relaxed),
-            bytes_received: self.bytes_received.load(Ordering::Relaxed),
-            is_up: !self.is_down(),
-            failovers: self.failovers,
-        }
-    }
-
-    /// Bytes that have moved, in either direction.
+    /// Returns the bytes moved in both directions.
     pub(super) fn moved(&self) -> u64 {
         self.payload_sent.load(Ordering::Relaxed) + self.bytes_received.load(Ordering::Relaxed)
     }
@@ -298,51 +293,53 @@ impl Lane {
         self.attended.load(Ordering::Relaxed)
     }
 
-    /// Notes that a caller drives the lane.
+    /// Records that a caller drives the lane.
     pub(super) fn attend(&self) {
         self.attended.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether the peer cannot move before whoever looks at this lane leaves the core.
+    /// Returns whether the peer cannot run before the polling thread leaves the core.
     pub(super) fn needs_this_core(&self) -> bool {
         self.is_local && self.stream.peer_used_this_core()
     }
 
-    /// Whether a worker should sleep until many packets are here instead of looking for each. On this
-    /// machine looking costs less: the sender would have to wake the worker.
+    /// Returns whether a worker should sleep until many packets have arrived instead of polling.
+    /// Within this machine polling costs less: the sender would have to wake the worker.
     pub(super) fn is_worth_a_sleep(&self) -> bool {
         !self.is_local && self.in_bulk.load(Ordering::Relaxed)
     }
 
-    /// Whether a worker that goes to sleep must be woken when the stream takes bytes again.
+    /// Returns whether a sleeping worker must be woken when the stream accepts bytes again.
     pub(super) fn is_blocked(&self) -> bool {
         self.blocked.load(Ordering::Acquire)
     }
 
-    /// Whether somebody must look again soon, though nothing will be reported.
+    /// Returns whether the lane must be polled: nothing signals the end of an operation.
     pub(super) fn is_staging(&self) -> bool {
         self.staging_out.load(Ordering::Acquire) || self.staging_in.load(Ordering::Acquire)
     }
 
-    /// Whether nothing is read until there is room for what the next frame brings.
+    /// Returns whether reading is paused until there is room for the contents of the next frame.
     pub(super) fn is_paused(&self) -> bool {
         self.paused.load(Ordering::Acquire)
     }
 
     pub(super) fn set_paused(&self, yes: bool) {
         self.paused.store(yes, Ordering::Release);
+        if yes {
+            self.counters.waits_for_room();
+        }
     }
 
-    /// Whether something is left that nobody will report: whoever stops driving the lane must see that
-    /// another goes on.
+    /// Returns whether work is left that nothing will signal: a thread that stops driving the lane
+    /// must make sure that another continues.
     pub(super) fn is_unfinished(&self) -> bool {
         self.is_staging() || self.is_blocked() || self.is_dirty()
     }
 
-    /// Whether the worker drives this lane or watches its current driver.
+    /// Returns whether the worker drives this lane or watches its current driver.
     pub(super) fn is_in_care(&self) -> bool {
-        // What was found unfinished is seen by a worker that is leaving, or else that it has left is
-        // seen here.
+        // Either a leaving worker sees the unfinished work, or this thread sees that it has left.
         fence(Ordering::SeqCst);
         self.in_care.load(Ordering::Relaxed)
     }
@@ -352,7 +349,7 @@ impl Lane {
         fence(Ordering::SeqCst);
     }
 
-    /// Whether there is something to send that nobody is sending.
+    /// Returns whether frames are queued that no thread is sending.
     pub(super) fn is_dirty(&self) -> bool {
         self.dirty.load(Ordering::Acquire)
     }
@@ -367,7 +364,7 @@ impl Lane {
         self.mark_dirty();
     }
 
-    /// Queues a ping. One that the peer would not allow is not sent: it has others to answer first.
+    /// Queues a ping, unless that would exceed the peer's limit for unanswered pings.
     pub(super) fn push_ping(&self, token: u64) {
         let _ = self.books.lock().lane.push_ping(token);
         self.mark_dirty();
@@ -379,16 +376,15 @@ impl Lane {
         self.mark_dirty();
     }
 
-    /// Queues a ping behind the replies for everything that has landed so far; as
-    /// [`Lane::push_ping`].
+    /// Queues a ping behind the replies for all landed chunks; limited as [`Lane::push_ping`].
     pub(super) fn push_mark(&self, ping: u64) {
-        // What was just received counts: its notification may have been seen already.
+        // Includes bytes that were just received: their notification may already be visible.
         drop(self.delivery.lock());
         let _ = self.books.lock().lane.push_mark(ping);
         self.mark_dirty();
     }
 
-    /// Queues a run; false where the lane is closed.
+    /// Queues a run; returns false if the lane is closed.
     pub(super) fn push_run(&self, run: &Arc<Run>) -> bool {
         let queued = self.books.lock().lane.offer(Offered(Arc::clone(run)));
         if queued.is_ok() {
@@ -397,15 +393,19 @@ impl Lane {
         queued.is_ok()
     }
 
-    /// Says what a frame of the peer means.
+    /// Interprets a frame of the peer.
     pub(super) fn handle_frame(&self, header: &Header) -> Result<Meaning<ChunkRef>, Violation> {
         let mut books = self.books.lock();
         let before = books.lane.load();
         let meaning = books.lane.handle_frame(header)?;
+        if let Meaning::Acknowledged(chunk) = &meaning {
+            let path = self.path_of_chunk(chunk);
+            self.counters.written(path, chunk.bytes() as u64);
+        }
         let load = books.lane.load();
         if load != before {
             self.load.store(load as usize, Ordering::Relaxed);
-            // A chunk of ours is settled: the window has room again.
+            // A chunk of this side is settled, so the window has room again.
             if books.lane.has_work() {
                 self.mark_dirty();
             }
@@ -413,8 +413,8 @@ impl Lane {
         Ok(meaning)
     }
 
-    /// Tells the peer that its WRITE chunk has landed, or why not. Returns how many such replies wait to
-    /// be sent.
+    /// Tells the peer that its WRITE chunk has landed, or why it was refused. Returns the number of
+    /// such replies that are queued.
     pub(super) fn landed(&self, id: ChunkId, refusal: Option<(Status, String)>) -> usize {
         let mut books = self.books.lock();
         books.lane.handle_landed(id, refusal);
@@ -431,33 +431,33 @@ impl Lane {
         }
     }
 
-    /// Sends what is waiting, as far as the kernel takes it and `budget` lasts. Returns whether bytes
-    /// went out.
+    /// Sends queued frames while the kernel accepts them and `budget` lasts; tells if it sent any.
     pub(super) fn pump(&self, connection: &Connection, budget: usize) -> Result<bool, Ended> {
         let mut progress = false;
         for _ in 0..budget {
-            // Cleared before the look, so that what is added during it is seen by the next one.
+            // Cleared before the check, so that frames added during the step cause another one.
             self.dirty.store(false, Ordering::SeqCst);
             let Some(mut sender) = self.sender.try_lock() else {
-                // The holder looks at `dirty` again after it lets go.
+                // The holder checks `dirty` again after it releases the lock.
                 self.mark_dirty();
                 return Ok(progress);
             };
             let sent = sender.step(self, connection);
+            sender.trace_step(self, &sent);
             let events = sender.take_events();
             let has_more = sender.has_more();
             let is_waiting = matches!(sent, Ok(Sent::Waiting));
             self.staging_out
                 .store(is_waiting || sender.is_beside(), Ordering::Release);
-            // With the lock: what another thread finds out after us is not overwritten.
+            // Stored under the lock, so that a later result of another thread is not overwritten.
             let is_blocked = matches!(sent, Ok(Sent::Blocked));
-            self.blocked.store(is_blocked, Ordering::Release);
+            self.note_blocked(is_blocked);
             drop(sender);
             for event in events {
                 connection.deliver(self, event);
             }
             match sent? {
-                // Not worth another look: whoever adds work from now on marks it.
+                // No further step is needed: every thread that adds work from now on sets `dirty`.
                 Sent::Some => {
                     progress = true;
                     if !has_more && !self.dirty.load(Ordering::SeqCst) {
@@ -473,7 +473,7 @@ impl Lane {
         Ok(progress)
     }
 
-    /// Receives what is there, as far as `budget` lasts, and delivers what was found.
+    /// Receives available bytes, as far as `budget` lasts, and delivers the events.
     pub(super) fn fill(&self, connection: &Connection, budget: usize) -> Result<Drive, Ended> {
         match self.delivery.try_lock() {
             Some(mut events) => self.fill_with(&mut events, connection, budget),
@@ -481,7 +481,7 @@ impl Lane {
         }
     }
 
-    /// Receives all that is there. Waits for whoever is receiving.
+    /// Receives all available bytes. Waits for the current receiver.
     pub(super) fn hear_out(&self, connection: &Connection) -> Result<(), Ended> {
         let mut events = self.delivery.lock();
         while self.fill_with(&mut events, connection, 1)?.progress {}
@@ -496,18 +496,19 @@ impl Lane {
     ) -> Result<Drive, Ended> {
         let mut drive = Drive::default();
         for _ in 0..budget {
-            // Held by others to let go of memory or to close, or for a glance: nothing moves meanwhile.
+            // Other holders release memory, close the lane, or only look: nothing moves.
             let Some(mut receiver) = self.receiver.try_lock() else {
                 return Ok(drive);
             };
             let received = receiver.step(self, connection, events);
+            receiver.trace_step(self);
             self.staging_in
                 .store(receiver.is_staging(), Ordering::Release);
             self.in_bulk
                 .store(receiver.left() >= MIN_WAKE_BYTES, Ordering::Relaxed);
             let wants_ack = receiver.wants_ack(connection.ack_every);
             drop(receiver);
-            // Mostly there are none, and whoever looks again and again should look often.
+            // Usually there are no events, and polling threads should be fast.
             if !events.is_empty() {
                 for event in events.drain(..) {
                     connection.deliver(self, event);
@@ -521,7 +522,7 @@ impl Lane {
                 }
                 Received::More => {
                     drive.progress = true;
-                    // Acknowledgements go out while data still comes in: they move the peer's window.
+                    // Acknowledgements leave while data arrives: they open the peer's window.
                     if wants_ack {
                         self.pump(connection, 1)?;
                     }
@@ -532,7 +533,7 @@ impl Lane {
         Ok(drive)
     }
 
-    /// Prepares for a sleep: in the middle of a large payload one wake-up for many packets is enough.
+    /// Prepares for a sleep: in a large payload, one wake-up for many packets is enough.
     pub(super) fn prepare_sleep(&self) {
         let Some(mut receiver) = self.receiver.try_lock() else {
             return;
@@ -548,8 +549,7 @@ impl Lane {
         }
     }
 
-    /// After bytes came: less than the level must not be left to wait for. Only with the lock of
-    /// `receiver`.
+    /// Lowers a wake level that demands more than the `left` bytes. Needs `receiver` locked.
     pub(super) fn lower_wake_level(&self, left: usize) {
         if left < self.wake_level.load(Ordering::Relaxed) {
             self.set_wake_level(1);
@@ -564,17 +564,17 @@ impl Lane {
         }
     }
 
-    /// Stops using the memory that `which` names. Returns once no system call or copy uses it any more.
+    /// Stops using the memory that `which` selects; returns when no call or copy uses it.
     ///
     /// # Errors
-    /// A plugin could not be made to: its comm is closed, and the connection must end.
+    /// A plugin could not be stopped: its comm is closed, and the connection must end.
     pub(super) fn let_go(&self, which: LetGo<'_>) -> Result<(), Error> {
         let sending = self.sender.lock().let_go(which, self);
-        // The receiving half looks before each call; taking its lock waits for the current one.
+        // The receiving half checks before each call; taking its lock waits for the current call.
         sending.and(self.receiver.lock().let_go())
     }
 
-    /// Whether something is in flight or waiting to leave.
+    /// Returns whether frames or chunks are in flight or queued.
     pub(super) fn is_busy(&self) -> bool {
         self.books.lock().lane.is_busy()
             || self.is_staging()
@@ -583,7 +583,7 @@ impl Lane {
                 .sender
                 .try_lock()
                 .is_none_or(|sender| !sender.is_idle() || sender.is_staging())
-            // Whoever is receiving may be about to find something that has to be watched.
+            // The current receiver may be about to find work that must be supervised.
             || self
                 .receiver
                 .try_lock()

@@ -1,4 +1,4 @@
-//! Noticing that a connection no longer moves.
+//! Detection of connections that no longer make progress.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,36 +12,37 @@ use super::lane::Lane;
 use crate::error::{Error, LostCause};
 use crate::link::Link;
 
-/// How long a peer has to come back that has closed every lane, if it was the one that made them.
+/// Time that a peer has to reconnect after it has closed every lane in an orderly way, if it had
+/// made the connection.
 const ORDERLY: Duration = Duration::from_secs(1);
 
-/// How long nothing may arrive on one lane while others work, and on all. Far above what TCP needs to
-/// repair a loss, below what it waits between attempts when a cable was out for long.
+/// Limits for silence on one lane while others work, and on all lanes. Far above the time that TCP
+/// needs to repair a loss, below the interval of its retries after a long outage.
 const ONE_SILENT: Duration = Duration::from_secs(1);
 const ALL_SILENT: Duration = Duration::from_secs(3);
 
-/// The most of the time since the last look that counts as a lane's silence.
+/// Limits how much of the time since the last check counts as a lane's silence.
 const LATE: Duration = Duration::from_millis(500);
 
-/// What the control thread saw of a connection at its last look.
+/// State of a connection that the control thread recorded at its last check.
 pub(super) struct Liveness {
     epoch: Instant,
     silence: Silence,
     stream: Stall,
-    /// Stall timer of the lanes that are paused.
+    /// Stall timer of the paused lanes.
     paused: Stall,
-    /// Stall timers of payload that travels beside the stream: two for each lane.
+    /// Stall timers of payload beside the stream: two for each lane.
     beside: Vec<Stall>,
-    /// What was seen of each lane.
+    /// State of each lane.
     lanes: Vec<Watched>,
 }
 
-/// What was seen of a lane's stream.
+/// Recorded state of a lane's stream.
 struct Watched {
     id: StreamId,
-    /// Bytes that move, while there is work on the lane.
+    /// Stall timer of bytes in both directions, while the lane has work.
     moves: Stall,
-    /// Bytes that arrive, while some are under way.
+    /// Stall timer of sent bytes that the peer's kernel acknowledges, while some are in flight.
     arrives: Stall,
 }
 
@@ -67,7 +68,7 @@ impl Liveness {
         }
     }
 
-    /// Returns for how long the lanes that are paused have received nothing.
+    /// Returns for how long the paused lanes have received nothing.
     fn paused_for(&mut self, lanes: &[Arc<Lane>], passed: Duration) -> Duration {
         self.stream = Stall::default();
         let paused = lanes.iter().filter(|lane| lane.is_paused());
@@ -75,10 +76,10 @@ impl Liveness {
         self.paused.look(Some(received.sum()), passed)
     }
 
-    /// Looks at each lane: asks those for a sign of life that have work and do not move. Returns for how
-    /// long nothing has arrived of what was sent on each.
+    /// Checks each lane: sends a ping on lanes that have work and make no progress. Returns for
+    /// each lane how long nothing that was sent has arrived.
     fn watch_lanes(&mut self, lanes: &[Arc<Lane>], passed: Duration) -> Vec<Duration> {
-        // Looks come often: a late one says that this process did not run.
+        // Checks are frequent: a late one means that this process did not run.
         let passed = passed.min(LATE);
         let mut silent = Vec::with_capacity(lanes.len());
         self.lanes.retain(|w| lanes.iter().any(|l| l.id() == w.id));
@@ -93,7 +94,7 @@ impl Liveness {
             let watched = &mut self.lanes[at];
             let moved = lane.is_busy().then(|| lane.moved());
             if watched.moves.look(moved, passed) > Duration::ZERO {
-                // What is sent shows whether the way is open.
+                // The ping shows whether the path is open.
                 lane.push_ping(0);
                 lane.call_worker();
             }
@@ -104,9 +105,9 @@ impl Liveness {
         silent
     }
 
-    /// Returns for how long payload beside the streams has not moved although it should, if that is too
-    /// long. Signs of life on the stream say nothing about it: a plugin may lose a connection without a
-    /// word.
+    /// Returns for how long payload beside the streams has not moved although it should, if that
+    /// exceeds the limit. Pings on the stream do not cover it: a plugin may lose a connection
+    /// silently.
     fn beside_stalled(
         &mut self,
         lanes: &[Arc<Lane>],
@@ -122,8 +123,8 @@ impl Liveness {
 }
 
 impl Connection {
-    /// Looks whether a connection with work outstanding still moves; asks the peer for a sign of life
-    /// and gives it up when none has come within `timeout`. Returns whether work is outstanding.
+    /// Checks whether a connection with outstanding work makes progress; pings the peer, and ends
+    /// the connection if no answer arrived within `timeout`. Returns whether work is outstanding.
     pub(super) fn look_after(&self, now: Instant, timeout: Duration) -> bool {
         if self.give_up_alone(now, timeout) {
             return true;
@@ -158,7 +159,7 @@ impl Connection {
             let after = stalled;
             self.end_with(Error::PeerSilent { peer, after });
         } else if stalled > Duration::ZERO {
-            // A healthy peer answers even if it has nothing else to say.
+            // A healthy peer answers even if it has nothing else to send.
             for lane in &lanes {
                 lane.push_ping(0);
                 lane.call_worker();
@@ -167,8 +168,8 @@ impl Connection {
         true
     }
 
-    /// Gives lanes up from which nothing arrives any more. One of several is given up soon, since the
-    /// others do the work; when all are silent, TCP has more time to find its way again.
+    /// Drops lanes on which nothing arrives any more. One of several is dropped soon, because the
+    /// others carry the work; if all are silent, TCP has more time to recover.
     fn drop_silent(&self, lanes: &[Arc<Lane>], silent: &[Duration], timeout: Duration) {
         let one = ONE_SILENT.min(timeout / 4);
         let all = ALL_SILENT.min(timeout / 2);
@@ -181,14 +182,14 @@ impl Connection {
         }
     }
 
-    /// Looks after a connection that has lost all its lanes: it ends when none has come back within
-    /// `timeout`. Says whether it has none.
+    /// Handles a connection that has lost all its lanes: ends it if none is restored within
+    /// `timeout`. Returns whether it has no lane.
     fn give_up_alone(&self, now: Instant, timeout: Duration) -> bool {
         let Some((since, cause)) = self.lost.lock().alone.clone() else {
             return false;
         };
-        // A peer that lives and makes its lanes anew does so at once, unless the network keeps it from
-        // that; who closes them in an orderly way has left.
+        // A live peer restores its lanes at once, unless the network prevents that; a peer that
+        // closes them in an orderly way has left.
         let limit = match cause {
             LostCause::ClosedByPeer if self.was_accepted() => timeout.min(ORDERLY),
             _ => timeout,
@@ -200,13 +201,12 @@ impl Connection {
         true
     }
 
-    /// Looks after a connection of which lanes are paused: this side keeps the peer from being heard,
-    /// so that its silence means nothing. Where the application takes nothing for half of the time that
-    /// either side may be silent, the connection ends: before the peer, which may hear nothing either,
-    /// takes this side for dead.
+    /// Handles a connection with paused lanes. This side does not read, so the peer's silence means
+    /// nothing. If the application takes nothing for half of the permitted silence, the connection
+    /// ends, before the peer, which may hear nothing either, assumes that this side is dead.
     fn look_after_paused(&self, after: Duration, timeout: Duration) {
         if after < timeout / 2 {
-            // In case nobody has called: room may also come from other peers.
+            // In case the lanes were not called: room may also come from other peers.
             let lanes = self.live_lanes();
             let paused = lanes.iter().filter(|lane| lane.is_paused());
             return paused.for_each(|lane| lane.call_worker());
@@ -214,7 +214,7 @@ impl Connection {
         let cause = LostCause::NotTaken { after };
         let peer = self.above.name().to_owned();
         self.close(
-            "its application does not take the notifications or tagged messages of this peer",
+            "its application does not take the notifications or tagged messages from this peer",
             Error::PeerLost { peer, cause },
         );
     }

@@ -1,8 +1,8 @@
-//! Messages of a connection: notifications, tagged messages, and what is said of lost lanes.
+//! Messages of a connection: notifications, tagged messages, and reports of lost lanes.
 //!
-//! They travel on one lane at a time, the *carrier*, which keeps them in order. Each is kept until the
-//! peer has it: when the carrier is lost, all that the peer may not have go out again on another lane.
-//! The receiver drops what it has.
+//! Messages travel on one lane at a time, the *carrier*, which keeps them in order. Each message is
+//! kept until the peer has received it: when the carrier is lost, all messages that the peer may
+//! not have received are sent again on another lane. The receiver drops duplicates.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,18 +12,18 @@ use tcpx_proto::frame::down::{self, Ending, StreamId};
 use tcpx_proto::frame::{Header, Kind};
 
 use super::Connection;
+use super::ended::Ended;
 use super::event::Message;
 use super::lane::Lane;
-use super::receive::Ended;
 use crate::error::{Error, LostCause};
 use crate::sync::{Mutex, Rank};
 
 /// The messages of a connection, in both directions.
 pub(super) struct Messages {
-    /// Held while a message is delivered: two lanes may bring the same ones.
+    /// Held while a message is delivered: two lanes may bring the same message.
     inbox: Mutex<Inbox>,
     out: Mutex<Out>,
-    /// The lane of the carrier, or of the last one; for those who need no more than a hint.
+    /// Index of the current or last carrier, as a hint that needs no lock.
     carrier: AtomicUsize,
 }
 
@@ -34,7 +34,7 @@ struct Out {
 }
 
 impl Messages {
-    /// `first` is the lane that carries them.
+    /// Makes the state of a connection whose messages travel on lane `first`.
     pub(super) fn new(first: &Arc<Lane>) -> Self {
         Self {
             inbox: Mutex::new(Rank::Messages, Inbox::default()),
@@ -50,17 +50,18 @@ impl Messages {
         }
     }
 
-    /// The lane that messages travel on; it may be lost.
+    /// Returns the lane on which messages travel; it may be lost.
     pub(super) fn carrier(&self) -> usize {
         self.carrier.load(Ordering::Relaxed)
     }
 
-    /// Bytes of messages that the peer may not have.
+    /// Returns the bytes of messages that the peer may not have received.
     pub(super) fn kept(&self) -> usize {
         self.out.lock().outbox.bytes()
     }
 
-    /// Queues a message, whose number is put in. Returns the bytes of those that the peer may not have.
+    /// Queues a message and inserts its number.
+    /// Returns the bytes of messages that the peer may not have received.
     fn push(&self, encode: impl FnOnce(&mut Vec<u8>)) -> usize {
         let mut out = self.out.lock();
         if out.closed {
@@ -74,14 +75,14 @@ impl Messages {
             Header::set_number(frame, number);
         });
         if let Some(lane) = carrier {
-            // Where the lane was closed meanwhile, whoever closed it sends the message again.
+            // If the lane was closed meanwhile, the closing thread sends the message again.
             lane.push_control(|queue| queue.extend_from_slice(frame));
         }
         outbox.bytes()
     }
 
-    /// Says that this side has let go of a stream, on `next` where the stream carried messages: then
-    /// all go out again.
+    /// Reports that this side has taken a stream apart. If the stream carried messages, `next`
+    /// becomes the carrier, and all messages are sent again.
     pub(super) fn tell_down(&self, stream: StreamId, endings: &[Ending], next: Option<Arc<Lane>>) {
         self.push(|frame| down::encode(frame, stream, 0, endings));
         let mut out = self.out.lock();
@@ -91,8 +92,8 @@ impl Messages {
         }
     }
 
-    /// A lane has a new stream, which carries messages if none does, or if it is the one that is kept
-    /// for them: the peer drops those that it has from the other.
+    /// Handles the new stream of a lane, which becomes the carrier if there is none, or if it is
+    /// the express lane: the peer drops the duplicates.
     pub(super) fn rejoined(&self, lane: &Arc<Lane>, is_express: bool) {
         let mut out = self.out.lock();
         if out.carrier.is_none() || is_express {
@@ -114,7 +115,7 @@ impl Messages {
         out.carrier = Some(lane);
     }
 
-    /// Forgets everything, once the connection has ended.
+    /// Drops all messages, once the connection has ended.
     pub(super) fn close(&self) {
         let mut out = self.out.lock();
         out.closed = true;
@@ -130,11 +131,11 @@ impl Connection {
         self.send_messages();
     }
 
-    /// As [`Connection::message`], for one that the peer causes and that cannot be refused. A peer that
-    /// never reads such messages loses its connection.
+    /// Like [`Connection::message`], for a message that the peer causes and that cannot be refused.
+    /// A peer that never reads such messages loses its connection.
     pub(super) fn message_owed(&self, encode: impl FnOnce(&mut Vec<u8>)) {
         let bytes = self.messages.push(encode);
-        // Twice what an application is allowed, which must not use up the room of these.
+        // Twice the limit for applications, which must not use up the room of these messages.
         if bytes > 2 * self.context.quota.of_a_peer() {
             let peer = self.above.name().to_owned();
             let cause = LostCause::NotReading { bytes };
@@ -150,13 +151,14 @@ impl Connection {
             return;
         };
         self.pump(lane, 1);
-        // What was waiting before it may have begun to move.
+        // Frames queued before may have begun to move.
         if lane.is_unfinished() {
             lane.call_worker();
         }
     }
 
     pub(super) fn send_notify(&self, transfer: u64, message: &[u8]) {
+        self.above.counters().notified(message.len());
         let header = Header {
             payload: message.len() as u64,
             ..Header::new(Kind::Notify, transfer)
@@ -166,14 +168,14 @@ impl Connection {
             out.extend_from_slice(message);
         };
         if transfer == 0 {
-            // Its application was told when too many of them waited.
+            // The application was told when too many notifications were queued.
             self.message(encode);
         } else {
             self.message_owed(encode);
         }
     }
 
-    /// Delivers a message, unless it has come on another lane before.
+    /// Delivers a message, unless it was already delivered from another lane.
     pub(super) fn deliver_message(&self, lane: &Lane, number: u32, bytes: usize, what: Message) {
         let mut inbox = self.messages.inbox.lock();
         match inbox.handle_message(number, bytes) {
@@ -189,7 +191,7 @@ impl Connection {
         self.tell_received(lane, received);
     }
 
-    /// Tells the peer which messages are here, as it asks for a sign of life.
+    /// Tells the peer which messages have arrived, in reply to a ping.
     pub(super) fn tell_received_now(&self, lane: &Lane) {
         let received = self.messages.inbox.lock().poll_received(true);
         self.tell_received(lane, received);
@@ -205,7 +207,7 @@ impl Connection {
         }
     }
 
-    /// The peer has the messages before `next`.
+    /// Removes the messages before `next`, which the peer has received.
     pub(super) fn received(&self, lane: &Lane, next: u32) {
         let handled = self.messages.out.lock().outbox.handle_received(next);
         if let Err(violation) = handled {

@@ -1,13 +1,15 @@
 //! A link to another process: a set of authenticated TCP streams, its lanes.
 //!
-//! Each lane has a sending half ([`send`]) and a receiving half ([`receive`]), each behind its own lock,
-//! and books that both share: the protocol's state machine and what waits to be sent, which anybody may
-//! add to. Whoever holds a half's lock makes one system call at a time with it; a worker thread, a
-//! polling caller and a caller who posts are all equally good drivers. What a half finds out is an
-//! [`event`], dealt with after its lock is released. Lanes share the counters of the runs that they take
-//! chunks from, the slot pool and the registry, and no lock of their own.
+//! Each lane has a sending half ([`send`]) and a receiving half ([`receive`]), each behind its own
+//! lock, and books that both share: the protocol's state machine and the queued frames, to which
+//! any thread may add. The holder of a half's lock makes one system call at a time with it; a
+//! worker thread, a polling caller and a posting caller may all drive a lane. The results of a step
+//! are [`event`]s, which are handled after the lock is released. Lanes share the counters of the
+//! runs that they take chunks from, the slot pool and the registry, but none of their own locks.
 
+mod count;
 mod drive;
+mod ended;
 mod event;
 mod failover;
 mod lane;
@@ -19,6 +21,7 @@ mod receive;
 mod send;
 #[cfg(test)]
 mod tests;
+mod traced;
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -37,6 +40,7 @@ pub(crate) use self::lane::Lane;
 use self::liveness::Liveness;
 use self::messages::Messages;
 use self::ping::Pings;
+use super::desk::Step;
 use super::same_host::{Lanes, SameHost};
 use super::{
     Above, Context, Drive, LaneInfo, Link, Origin, Rejoined, SameHostInfo, Share, Wanted,
@@ -46,63 +50,66 @@ use crate::carrier::{Allowance, LetGo};
 use crate::config::SameHostKind;
 use crate::error::{Error, LostCause, Misbehaviour};
 use crate::log::limited;
+use crate::stats::{LaneStats, Route};
 use crate::sync::{Mutex, Rank};
+use crate::trace::End;
 use crate::transfer::{Announcement, ChunkRef, Run};
 
 /// An authenticated connection to a peer.
 ///
-/// Made with all its lanes by the control thread, which then calls [`Connection::start`]. It ends once,
-/// by [`Connection::end_with`] or a goodbye; the control thread takes it apart afterwards.
+/// The control thread makes the connection with all its lanes, and then calls
+/// [`Connection::start`]. It ends once, by [`Connection::end_with`] or a goodbye; the control
+/// thread takes it apart afterwards.
 pub(crate) struct Connection {
     this: Weak<Self>,
     context: Arc<Context>,
     above: Arc<dyn Above>,
     established: Established,
-    /// Who sends the notifications that arrive.
+    /// Sender of the notifications that arrive.
     origin: Arc<Origin>,
-    /// What the peer may make the session keep.
+    /// The peer's share of the memory that the session keeps for peers.
     share: Arc<Share>,
     /// The lanes, each with its newest stream.
     lanes: ArcSwap<Vec<Arc<Lane>>>,
-    /// How many of the lanes carry bulk, the first ones. Behind them there may be one that is kept for
-    /// messages and small transfers.
+    /// Number of bulk lanes, which come first.
+    /// One express lane for messages and small transfers may follow.
     bulk_lanes: usize,
     windows: Windows,
     messages: Messages,
-    /// Streams that were lost, and the WRITE chunks that were in flight on them.
+    /// Lost streams, and the WRITE chunks that were in flight on them.
     losses: Mutex<Losses<ChunkRef>>,
     lost: Mutex<Lost>,
-    /// The next generation of a stream that we make, for each lane.
+    /// For each lane, the next generation of a stream that this side makes.
     next_generation: Box<[AtomicU32]>,
-    /// Bytes that moved on streams that were lost.
+    /// Bytes moved on lost streams.
     retired: AtomicU64,
-    /// Chunks that the peer may have in flight on a lane.
+    /// Chunks that the peer may have in flight per lane.
     own_window: usize,
-    /// Acknowledgements go out at the latest after this many chunks, to keep the peer's window moving.
+    /// Chunks after which acknowledgements are sent at the latest, to keep the peer's window open.
     ack_every: usize,
     /// Why the connection ended.
     end: OnceLock<Error>,
     pings: Pings,
     pause: Pause,
     liveness: Mutex<Liveness>,
-    /// Copies memory of a peer that is on this host.
+    /// Direct copies, if the peer is on this host.
     same_host: Arc<SameHost>,
 }
 
-/// What a lane is made from: the windows of its connection.
+/// The windows of a connection, from which its lanes are made.
 #[derive(Clone, Copy)]
 pub(crate) struct Windows {
-    /// Chunks that we may have in flight on a lane: the smaller of ours and the peer's.
+    /// Chunks that this side may have in flight per lane: the smaller of both settings.
     pub(crate) ours: usize,
-    /// Chunks that the peer may have in flight on a lane.
+    /// Chunks that the peer may have in flight per lane.
     pub(crate) peers: usize,
-    /// How many lanes the connection has.
+    /// The number of lanes of the connection.
     pub(crate) lanes: usize,
 }
 
 impl Windows {
-    /// Returns the windows of a connection of so many lanes for bulk, as both sides have announced
-    /// them.
+    /// Returns the windows of a connection with this number of bulk lanes, as both sides have
+    /// announced them.
     pub(crate) fn new(context: &Context, established: &Established, lanes: usize) -> Self {
         let peers = context.config.window();
         let allowed = usize::try_from(established.peer_window.get()).unwrap_or(usize::MAX);
@@ -127,6 +134,14 @@ impl Connection {
         let claim = (!established.owners.is_empty()).then(|| established.clone());
         let origin = Origin::new(above.name(), claim);
         let refusal = no_same_host(&context, &established, &lanes);
+        for lane in &lanes {
+            lane.counters.belongs_to(above.counters());
+            let name = match lane.index() < windows.lanes {
+                true => format!("lane {}", lane.index()),
+                false => "express lane".into(),
+            };
+            lane.trace.name(context.config.name(), above.name(), &name);
+        }
         let connection = Arc::new_cyclic(|this: &Weak<Self>| Self {
             this: this.clone(),
             same_host: SameHost::new(&context, &above, this.clone(), refusal),
@@ -150,18 +165,18 @@ impl Connection {
             pause: Pause::new(),
             liveness: Mutex::new(Rank::Liveness, Liveness::new()),
         });
-        // From the first byte on, whoever revokes memory finds it.
+        // Revocations consider the link from its first byte on.
         connection.context.add_link(connection.link());
         connection
     }
 
-    /// Copies memory of a peer that is on this host.
+    /// Returns the direct path to a peer on this host.
     pub(crate) fn same_host(&self) -> &Arc<SameHost> {
         &self.same_host
     }
 
-    /// Lets the workers drive the lanes. Before this nothing is received; what was submitted already
-    /// goes on.
+    /// Lets the workers drive the lanes. Nothing is received before this; work that was already
+    /// submitted is being sent.
     pub(crate) fn start(&self) {
         if let Err(error) = self.start_lanes() {
             self.end_with(Error::io("cannot drive a lane", error));
@@ -187,7 +202,7 @@ impl Connection {
     }
 
     fn this(&self) -> Arc<Self> {
-        self.this.upgrade().expect("whoever calls holds it")
+        self.this.upgrade().expect("the caller holds a reference")
     }
 
     fn link(&self) -> Arc<dyn Link> {
@@ -230,7 +245,7 @@ impl Connection {
         }
     }
 
-    /// Ends the connection; everything that was in flight fails with `error`.
+    /// Ends the connection; everything in flight fails with `error`.
     fn end_with(&self, error: Error) {
         if self.end.set(error).is_ok() {
             self.shut();
@@ -252,13 +267,14 @@ impl Connection {
             WARN,
             peer,
             %what,
+            remedy = "run the same release on both sides",
             "a peer broke the protocol, its connection is closed"
         );
         self.end_with(Error::PeerMisbehaved { peer, what });
     }
 }
 
-/// Says why the memory of a peer is not copied directly, where that is known from the start.
+/// Returns why the peer's memory is not copied directly, if that is known from the start.
 fn no_same_host(
     context: &Context,
     established: &Established,
@@ -283,7 +299,7 @@ impl Lanes for Connection {
 
     fn settle(&self, run: &Arc<Run>, chunks: u32) {
         if let Some(error) = self.end.get() {
-            // Its notification would not arrive.
+            // The notification would not arrive.
             run.completion.record(error.clone());
         }
         if run.settle(chunks) {
@@ -300,8 +316,8 @@ impl Link for Connection {
         self
     }
 
-    /// The first chunk leaves from this thread as far as the kernel takes it at once, so that it is on
-    /// its way before a worker is awake; the rest is the workers' to do.
+    /// Sends the first chunk from this thread, as far as the kernel accepts it at once, so that it
+    /// is in flight before a worker is awake; the workers send the rest.
     fn submit(&self, run: &Arc<Run>) {
         if !self.has_ended() && self.same_host.submit(run) {
             return;
@@ -345,7 +361,8 @@ impl Link for Connection {
 
     fn drive_for(&self, run: &Run) {
         if run.is_beside.load(Ordering::Relaxed) {
-            return self.same_host.drive_for(run);
+            self.copy_for(run);
+            return;
         }
         let lanes = self.lanes.load();
         if run.is_short() {
@@ -353,7 +370,7 @@ impl Link for Connection {
                 self.attend(lane);
             }
         } else if self.context.config.workers() == 1 && self.pause.is_over() {
-            // With more workers the lanes are better driven in parallel by them.
+            // With more workers, the workers drive the lanes in parallel.
             let mut drive = Drive::default();
             for lane in lanes.iter().take(self.bulk_lanes) {
                 drive |= self.attend(lane);
@@ -361,6 +378,13 @@ impl Link for Connection {
             if !drive.progress {
                 self.pause.begin();
             }
+        }
+    }
+
+    fn copy_for(&self, run: &Run) -> Step {
+        match run.is_beside.load(Ordering::Relaxed) {
+            true => self.context.desk.step_for(run),
+            false => Step::Over,
         }
     }
 
@@ -397,6 +421,14 @@ impl Link for Connection {
         let lanes = self.lanes.load();
         let bulk = lanes.iter().take(self.bulk_lanes);
         bulk.map(|lane| lane.info()).collect()
+    }
+
+    fn lane_stats(&self, with_kernel: bool) -> (Vec<LaneStats>, u64) {
+        self.stats(with_kernel)
+    }
+
+    fn route(&self) -> Option<Route> {
+        Some(Self::route(self))
     }
 
     fn same_host_info(&self) -> Option<SameHostInfo> {
@@ -479,7 +511,8 @@ impl Link for Connection {
     }
 
     fn close(&self, reason: &str, error: Error) {
-        // Said first: the peer answers a goodbye by closing, which is not why the connection ended.
+        // Recorded first: the peer answers a goodbye by closing,
+        // which is not why the connection ended.
         if self.end.set(error).is_err() {
             return;
         }
@@ -514,15 +547,16 @@ impl Link for Connection {
         let Some(error) = self.end.get() else { return };
         self.same_host.end(error);
         let fail = |chunk: ChunkRef| {
+            self.trace_settled(&chunk, End::Failed, Some(error));
             chunk.run.fail_now(error.clone());
             if chunk.run.settle(1) {
                 chunk.run.conclude_failed();
             }
         };
         for lane in self.lanes.load().iter() {
-            lane.sender.lock().close();
-            let receiving = lane.receiver.lock().close(self);
-            // What was received before is being delivered.
+            lane.sender.lock().close(lane);
+            let receiving = lane.receiver.lock().close(lane, self);
+            // Wait for the delivery of bytes received before.
             drop(lane.delivery.lock());
             let remains = lane.books.lock().lane.close();
             for run in remains.offers {
@@ -548,7 +582,7 @@ impl Link for Connection {
             }
         }
         self.drain();
-        // From here on nothing of it touches memory.
+        // From here on the link does not touch memory.
         let link = self.link();
         self.context.remove_link(&link);
         self.pings.changed();

@@ -1,4 +1,4 @@
-//! The payload of a frame that is being received, and where it goes.
+//! The payload of a frame that is being received, and its destination.
 
 use tcpx_proto::frame::{Header, Kind, Status};
 use tcpx_proto::lane::ChunkId;
@@ -12,43 +12,43 @@ use crate::log::limited;
 use crate::memory::{Grant, Place, Refusal};
 use crate::transfer::ChunkRef;
 
-/// A frame whose header, table and extra are here.
+/// A frame whose header, table and extra have been received.
 pub(super) struct Incoming {
     pub(super) header: Header,
-    /// Bytes of the payload that are to come on the stream.
+    /// Payload bytes that are still to come on the stream.
     pub(super) left: usize,
     pub(super) sink: Sink,
-    /// How the payload gets to its memory; none if it goes to none.
+    /// The carrier that moves the payload to memory; `None` if it goes to no memory.
     pub(super) way: Option<Way>,
-    /// What is kept until the application takes it.
+    /// Reserved memory, held until the application takes the contents.
     pub(super) held: Option<Held>,
 }
 
-/// Where payload goes.
+/// Destination of a payload.
 pub(super) enum Sink {
-    /// A WRITE into our regions.
+    /// A WRITE into local regions.
     Regions {
         grant: Grant,
         notification: Option<Vec<u8>>,
     },
-    /// The answer to a READ of ours.
+    /// The answer to a READ of this side.
     Run(ChunkRef),
-    /// The same, which has failed: nothing of it is under way any more.
+    /// The same, after a failure: no operation is in flight any more.
     Failed(ChunkRef, Error),
-    /// Why the peer has refused a chunk of ours.
+    /// The peer's reason for refusing a chunk of this side.
     Refused {
         chunk: ChunkRef,
         status: Status,
         text: Vec<u8>,
     },
-    /// A message of the peer, kept until it is whole.
+    /// A message of the peer, kept until it is complete.
     Message { middle: Vec<u8>, bytes: Vec<u8> },
-    /// Nowhere; for a WRITE, the reason is reported at the end.
+    /// The payload is dropped; for a WRITE, the reason is reported at the end.
     Nowhere(Option<Refusal>),
 }
 
 impl Sink {
-    /// The memory that payload goes to.
+    /// Returns the memory that receives the payload.
     pub(super) fn place(&self) -> Option<Place<'_>> {
         match self {
             Self::Regions { grant, .. } => Some(grant.place()),
@@ -66,15 +66,15 @@ impl Incoming {
         }
     }
 
-    /// Whether it may be dealt with only after what came before it on the lane: notifications and
-    /// messages are delivered in order, after the chunks before them have landed. So are pings answered,
-    /// but for those that only ask for a sign of life.
+    /// Returns whether the frame must wait for earlier frames on the lane: notifications and
+    /// messages are delivered in order, after the chunks before them have landed. Pings are
+    /// answered in order as well, except for those that only request a sign of life.
     pub(super) fn waits_its_turn(&self) -> bool {
         match self.sink {
             Sink::Regions { .. } | Sink::Run(_) => true,
             Sink::Failed(..) | Sink::Refused { .. } => false,
             Sink::Nowhere(_) | Sink::Message { .. } => match self.header.kind {
-                // Numbered messages stay in their order.
+                // Numbered messages keep their order.
                 Kind::Write | Kind::Notify | Kind::Send | Kind::SendDone | Kind::LaneDown => true,
                 Kind::Ping => self.header.transfer != 0,
                 _ => false,
@@ -82,12 +82,17 @@ impl Incoming {
         }
     }
 
-    /// Notes that its bytes have not reached their memory.
+    /// Records that the payload did not reach its memory.
     pub(super) fn fail(&mut self, error: Error) {
         self.way = None;
         self.sink = match std::mem::replace(&mut self.sink, Sink::Nowhere(None)) {
             Sink::Regions { .. } => {
-                limited!(WARN, %error, "memory failed, a peer's WRITE is refused");
+                limited!(
+                    WARN,
+                    %error,
+                    remedy = "deregister memory before it is unmapped or its device is reset",
+                    "memory failed, a peer's WRITE is refused"
+                );
                 Sink::Nowhere(Some(Refusal::failed(&error)))
             }
             Sink::Run(chunk) => Sink::Failed(chunk, error),
@@ -95,7 +100,7 @@ impl Incoming {
         };
     }
 
-    /// The chunk of ours that is settled with this frame, and why it has failed if it has.
+    /// Returns the chunk of this side that the frame settles, with the error if it failed.
     pub(super) fn into_chunk(self, connection: &Connection) -> Option<(ChunkRef, Option<Error>)> {
         match self.sink {
             Sink::Run(chunk) => Some((chunk, None)),
@@ -131,7 +136,7 @@ impl Target for Incoming {
         match &self.sink {
             Sink::Regions { grant, .. } => grant.has_dead_memory(),
             Sink::Run(chunk) => !chunk.may_land(),
-            // It may have had a place before.
+            // The payload may have had a destination before.
             _ => true,
         }
     }

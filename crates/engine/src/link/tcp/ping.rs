@@ -1,4 +1,4 @@
-//! Pings: round trips, and marks behind everything that waits to leave.
+//! Pings: round trips, and marks behind all queued frames.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use crate::link;
 use crate::sync::{Condvar, Mutex, Rank};
 use crate::transfer::deadline;
 
-/// The pings of a connection whose answers are waited for.
+/// The pings of a connection whose answers are awaited.
 pub(super) struct Pings {
     next: AtomicU64,
-    /// When each was answered, if it was.
+    /// Time of the answer to each ping, if it has arrived.
     waiting: Mutex<HashMap<u64, Option<Instant>>>,
     changed: Condvar,
 }
@@ -28,14 +28,14 @@ impl Pings {
         }
     }
 
-    /// Makes the number of a ping. Not 0, which nobody waits for.
+    /// Returns the number of a new ping. Never 0, whose answer is not awaited.
     fn begin(&self) -> u64 {
         let token = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         self.waiting.lock().insert(token, None);
         token
     }
 
-    /// Notes the answer to a ping.
+    /// Records the answer to a ping.
     pub(super) fn answered(&self, token: u64) {
         if let Some(answer) = self.waiting.lock().get_mut(&token) {
             *answer = Some(Instant::now());
@@ -43,9 +43,9 @@ impl Pings {
         self.changed.notify_all();
     }
 
-    /// Wakes everybody who waits, after the connection has ended or lost a lane.
+    /// Wakes all waiting threads, after the connection has ended or lost a lane.
     pub(super) fn changed(&self) {
-        // With the lock: whoever waits either sees it or is woken.
+        // Taking the lock makes sure that a waiting thread either sees the change or is woken.
         drop(self.waiting.lock());
         self.changed.notify_all();
     }
@@ -72,7 +72,7 @@ impl Connection {
         Some(answered.duration_since(start))
     }
 
-    /// Puts a ping on each lane that is there, behind everything that waits to leave on it.
+    /// Queues a ping on each live lane, behind all queued frames.
     fn push_marks(&self) -> Vec<(Arc<Lane>, u64)> {
         let marked = self.live_lanes().into_iter().map(|lane| {
             let ping = self.pings.begin();
@@ -94,7 +94,7 @@ impl Connection {
     }
 }
 
-/// A ping on each lane of a connection, behind everything that waited to leave there when it was made.
+/// A ping on each lane of a connection, behind all frames that were queued when it was made.
 pub(super) struct Mark {
     connection: Arc<Connection>,
     /// The lanes and their pings' numbers.
@@ -109,7 +109,7 @@ impl link::Mark for Mark {
         }
         let pings = &mut self.pings;
         if pings.is_empty() || pings.iter().any(|(lane, _)| lane.is_down()) {
-            // What was to leave on a lost lane leaves on another one: the mark goes behind it.
+            // Frames queued on a lost lane are sent on another one: repeat the mark behind them.
             if !connection.is_settled() {
                 return false;
             }

@@ -1,8 +1,8 @@
 //! The receiving half of a lane.
 //!
-//! Bytes are read straight into their destination: the system call that finishes one payload also
-//! brings the next frame's header and table, in a small tail buffer. Only what shares that buffer with a
-//! header is ever copied. [`conclude`] has what follows once a payload has landed.
+//! Bytes are read directly into their destination: the system call that finishes one payload also
+//! brings the next frame's header and table, in a small tail buffer. Only payload that shares this
+//! buffer with a header is ever copied. [`conclude`] handles frames whose payload has landed.
 
 mod conclude;
 #[cfg(test)]
@@ -16,10 +16,12 @@ use tcpx_proto::frame::{FLAG_COMM, HEADER_BYTES, Header, MAX_EXTRA_BYTES, MAX_TA
 use tcpx_proto::lane::{Landing, Meaning, Op};
 
 use super::Connection;
+use super::ended::Ended;
 use super::event::Event;
 use super::lane::{Lane, add_locked};
 use super::payload::{Incoming, Sink};
 use super::send::Answer;
+use super::traced::HalfTrace;
 use crate::carrier::ReceiveCarriers;
 use crate::carrier::comm::CommReceive;
 use crate::error::{Error, LostCause, Misbehaviour};
@@ -28,30 +30,29 @@ use crate::link::quota::{Reserved, cost};
 use crate::memory::{Grant, Pool, Refusal};
 use crate::transfer::ChunkRef;
 
-/// Holds the largest header, table and extra, so that a frame's start is always in one piece.
+/// Holds the largest header, table and extra, so that a frame's start is always contiguous.
 const BUFFER_BYTES: usize = 16 << 10;
 const _: () = assert!(BUFFER_BYTES >= HEADER_BYTES + MAX_TABLE_BYTES + MAX_EXTRA_BYTES);
 
-/// How much may be read past the end of a payload: the next header and a table of 250 entries. More
-/// would only be payload that has to be copied.
+/// Limits the bytes read past the end of a payload: the next header and a table of 250 entries.
+/// More bytes would only be payload that has to be copied.
 const TAIL_BYTES: usize = 4096;
 
-/// Frames that wait for payloads before them, beyond which a peer has to wait itself: far above any
-/// window.
+/// Limits the frames that wait for earlier payloads, far above any window; then reading pauses.
 const MAX_LANDING: usize = 4096;
 
-/// What a call to [`Receiver::step`] found.
+/// Result of [`Receiver::step`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received {
-    /// Bytes came and there are probably more.
+    /// Bytes arrived, and there are probably more.
     More,
-    /// Bytes came, all that there were.
+    /// Bytes arrived, and no more are available.
     Drained,
-    /// Nothing is there.
+    /// No bytes were available.
     Nothing,
 }
 
-/// Where a lane stands in its stream of frames.
+/// Position of a lane in its stream of frames.
 enum Stage {
     Header,
     /// The header is read, table and extra are not.
@@ -59,34 +60,35 @@ enum Stage {
     Payload(Incoming),
 }
 
-/// The receiving half of a lane: where it stands in the stream, and the carriers of payloads. Whoever
-/// holds it calls [`Receiver::step`], one system call at a time, and delivers the events afterwards.
+/// The receiving half of a lane: its position in the stream, and the carriers of payloads. The
+/// holder calls [`Receiver::step`], one system call at a time, and delivers the events afterwards.
 pub(super) struct Receiver {
     buffer: Box<[u8]>,
-    // Unparsed bytes: start ≤ end ≤ buffer.len()
+    // Unparsed bytes: start ≤ end ≤ buffer.len().
     start: usize,
     end: usize,
     stage: Stage,
-    /// What has arrived, in the order of its frames.
+    /// Frames that wait for earlier payloads, in order.
     landing: Landing<Incoming>,
     carriers: ReceiveCarriers<Incoming>,
-    /// Grants to use again.
+    /// Spare grants.
     spare: Vec<Grant>,
-    /// Replies that waited to be sent when the last chunk had landed.
+    /// Replies that were queued when the last chunk had landed.
     replies: usize,
-    /// Bytes cannot be received for want of room.
+    /// True while bytes cannot be received because a carrier has no room.
     starved: bool,
-    /// The next frame waits until there is room for what it brings; as in [`Lane`].
+    /// True while the next frame waits for room for its contents; as in [`Lane`].
     paused: bool,
-    /// Room for what the frame brings that begins now.
+    /// Reserved memory for the frame that begins.
     held: Option<Held>,
-    /// The last look found nothing.
+    /// True if the last attempt found no bytes.
     quiet: bool,
     closed: bool,
+    trace: HalfTrace,
 }
 
 impl Receiver {
-    /// `early` is what arrived behind the handshake.
+    /// Makes the receiving half; `early` are the bytes that arrived after the handshake.
     pub(super) fn new(early: &[u8], pool: &Arc<Pool>, comm: Option<CommReceive<Incoming>>) -> Self {
         let mut buffer = vec![0; BUFFER_BYTES].into_boxed_slice();
         buffer[..early.len()].copy_from_slice(early);
@@ -99,16 +101,17 @@ impl Receiver {
             carriers: ReceiveCarriers::new(pool, comm),
             spare: Vec::new(),
             replies: 0,
-            // What is here already is looked at first: the peer may say nothing more.
+            // Parse these bytes first: the peer may send nothing more.
             starved: !early.is_empty(),
             paused: false,
             held: None,
             quiet: false,
             closed: false,
+            trace: HalfTrace::default(),
         }
     }
 
-    /// Receives once and deals with every frame that is complete.
+    /// Receives once and handles every complete frame.
     pub(super) fn step(
         &mut self,
         lane: &Lane,
@@ -118,14 +121,14 @@ impl Receiver {
         if self.closed {
             return Ok(Received::Nothing);
         }
-        // While bytes come in, copies are asked after once there are newer ones: by then they are over.
+        // While bytes arrive, copies are polled only once newer ones follow: by then they are over.
         let has_looked = self.carriers.is_deep();
         if has_looked {
             self.land(lane, connection, events)?;
         }
         let received = self.step_stream(lane, connection, events)?;
         let moved = self.step_beside(lane)?;
-        // Copies of a payload that is incomplete count too: they give slots back. None is asked after twice.
+        // Copies of an incomplete payload count as well: they return slots. None is polled twice.
         let is_due = match received {
             Received::More => false,
             Received::Nothing if has_looked && self.carriers.is_busy() => false,
@@ -137,7 +140,7 @@ impl Receiver {
         Ok(if moved { Received::More } else { received })
     }
 
-    /// Goes on with payloads that travel beside the stream; says whether anything has moved.
+    /// Advances payloads beside the stream; returns whether anything has moved.
     fn step_beside(&mut self, lane: &Lane) -> Result<bool, Ended> {
         let mut moved = false;
         for carrier in self.carriers.beside() {
@@ -159,15 +162,15 @@ impl Receiver {
     ) -> Result<Received, Ended> {
         self.check_revoked(connection, events);
         if self.starved || self.paused {
-            // What is in the buffer comes before what is in the socket.
+            // Bytes in the buffer precede bytes in the socket.
             self.parse(lane, connection, events)?;
             lane.lower_wake_level(self.left());
             if self.starved || self.paused {
                 return Ok(Received::Nothing);
             }
         }
-        // Whoever looks again and again must not keep the bytes from coming in. Between frames only:
-        // inside a payload the wake level may be above one byte.
+        // A polling thread must not keep bytes from arriving, so check for readiness first. Only
+        // between frames: inside a payload the wake level may be above one byte.
         if self.quiet && matches!(self.stage, Stage::Header) && !lane.stream.is_readable() {
             return Ok(Received::Nothing);
         }
@@ -191,7 +194,13 @@ impl Receiver {
         })
     }
 
-    /// Bytes of the current payload that are still to come.
+    /// Records why the last step received nothing.
+    #[inline]
+    pub(super) fn trace_step(&mut self, lane: &Lane) {
+        self.trace.received(&lane.trace, self.starved, self.paused);
+    }
+
+    /// Returns the bytes of the current payload that are still to come.
     pub(super) fn left(&self) -> usize {
         match &self.stage {
             Stage::Payload(payload) => payload.left,
@@ -199,23 +208,23 @@ impl Receiver {
         }
     }
 
-    /// Receives without asking first whether anything is there: the kernel is going to report it.
+    /// Skips the readiness check before the next receive: the kernel is going to report the bytes.
     pub(super) fn expect_bytes(&mut self) {
         self.quiet = false;
     }
 
-    /// Whether so many replies wait to be sent that they should leave while bytes still come in.
+    /// Returns whether enough replies are queued to send them while bytes still arrive.
     pub(super) fn wants_ack(&mut self, enough: usize) -> bool {
         std::mem::take(&mut self.replies) >= enough
     }
 
-    /// Whether payload is under way of which nobody will be told, or cannot be received before that.
+    /// Returns whether payload is in flight, or waits for room, without a signal of its end.
     pub(super) fn is_staging(&self) -> bool {
         self.starved || self.carriers.is_busy()
     }
 
-    /// Waits until nobody writes to memory on our behalf that may no longer be touched. The next step
-    /// looks whether more may be written.
+    /// Waits until no carrier writes to memory that may no longer be touched. The next step checks
+    /// whether more may be written.
     pub(super) fn let_go(&mut self) -> Result<(), Error> {
         let mut outcome = Ok(());
         for carrier in self.carriers.each() {
@@ -224,10 +233,15 @@ impl Receiver {
         outcome
     }
 
-    /// Gives up; returns the chunks of ours that were being settled, with why they have failed where they
-    /// have.
-    pub(super) fn close(&mut self, connection: &Connection) -> Vec<(ChunkRef, Option<Error>)> {
+    /// Closes the half; returns the chunks of this side being settled,
+    /// with the errors of failed ones.
+    pub(super) fn close(
+        &mut self,
+        lane: &Lane,
+        connection: &Connection,
+    ) -> Vec<(ChunkRef, Option<Error>)> {
         self.closed = true;
+        self.trace.close(&lane.trace);
         self.held = None;
         let mut payloads: Vec<_> = self.carriers.each().flat_map(|c| c.close()).collect();
         payloads.extend(self.landing.close());
@@ -240,8 +254,7 @@ impl Receiver {
             .collect()
     }
 
-    /// Makes one system call: returns how many bytes came and how many could have; no bytes came if
-    /// there is no room for them.
+    /// Makes one system call; returns the bytes received (none without room) and requested.
     fn receive(&mut self, lane: &Lane) -> io::Result<(usize, usize)> {
         while let Stage::Payload(payload) = &mut self.stage
             && let Some(way) = payload.way
@@ -261,14 +274,14 @@ impl Receiver {
                 }
             };
             let asked = room.bytes;
-            // What follows the payload may be read with its last part.
+            // Bytes after the payload may be read with its last part.
             let tail = if asked == payload.left {
                 &mut self.buffer[..TAIL_BYTES]
             } else {
                 &mut []
             };
-            let count = match lane.stream.recv(room.spans, room.at, tail) {
-                // Then nothing was taken from the stream: the rest of the payload goes nowhere.
+            let count = match self.trace.receive(lane, room.spans, room.at, tail) {
+                // A failed call has taken nothing from the stream: drop the rest of the payload.
                 Err(error) if Fault::is_in(&error) => {
                     self.give_up(Error::MemoryFault);
                     continue;
@@ -290,26 +303,25 @@ impl Receiver {
         }
         let room = &mut self.buffer[self.end..];
         let asked = room.len();
-        let count = lane.stream.recv(&[], Cursor::default(), room)?;
+        let count = self.trace.receive(lane, &[], Cursor::default(), room)?;
         self.end += count;
         Ok((count, asked))
     }
 
-    /// Gives the current payload up in the middle: its bytes cannot be brought to their memory, and the
-    /// rest of them goes nowhere.
+    /// Gives up the current payload, which cannot reach its memory, and drops the rest of it.
     fn give_up(&mut self, error: Error) {
         if let Stage::Payload(payload) = &mut self.stage
             && let Some(way) = payload.way
         {
             self.carriers.get(way).forget();
-            // Earlier parts may still be landing; a run must not end before they have.
+            // Earlier parts may still be landing; a run must not end before that.
             let _ = self.carriers.get(way).let_go();
             payload.fail(error);
         }
     }
 
-    /// Looks away from memory that may no longer be touched. Whoever revokes memory or aborts a run
-    /// takes this half's lock afterwards, so that no system call of ours is still using it.
+    /// Stops using memory that may no longer be touched. A revocation or an abort takes this half's
+    /// lock afterwards, so that no system call is still using the memory.
     fn check_revoked(&mut self, connection: &Connection, events: &mut Vec<Event>) {
         let Stage::Payload(payload) = &mut self.stage else {
             return;
@@ -331,7 +343,7 @@ impl Receiver {
         self.carriers.get(way).forget();
         let sink = std::mem::replace(&mut payload.sink, Sink::Nowhere(refusal));
         if let Sink::Run(chunk) = sink {
-            // Once it is settled its memory is the caller's again.
+            // Once the chunk is settled, its memory belongs to the caller again.
             let _ = self.carriers.get(way).let_go();
             events.push(Event::Settled(chunk));
         }
@@ -376,6 +388,7 @@ impl Receiver {
                     if !self.take_buffered() {
                         return Ok(());
                     }
+                    self.trace.end_receiving(&lane.trace);
                     let stage = std::mem::replace(&mut self.stage, Stage::Header);
                     if let Stage::Payload(payload) = stage {
                         self.finish(payload, lane, connection, events)?;
@@ -385,8 +398,8 @@ impl Receiver {
         }
     }
 
-    /// Reserves room for what a frame makes the session keep. False where there is none: the frame waits,
-    /// and the lane is paused.
+    /// Reserves memory that the session keeps for a frame. Returns false if there is none: the
+    /// frame waits, and the lane is paused.
     fn reserve(
         &mut self,
         bytes: usize,
@@ -409,8 +422,8 @@ impl Receiver {
         if is_full != self.paused {
             self.paused = is_full;
             lane.set_paused(is_full);
-            // Somebody must notice when it stays so; and a worker that has found it paused must listen
-            // to the stream again.
+            // The control thread must detect a pause that is too long; and a worker that has seen
+            // the lane paused must listen to the stream again.
             match is_full {
                 true => connection.context.control.stay_awake(),
                 false => lane.call_worker(),
@@ -419,7 +432,7 @@ impl Receiver {
         Ok(!is_full)
     }
 
-    /// Brings buffered bytes of the current payload where they belong; says whether it is complete.
+    /// Copies buffered bytes of the current payload; returns whether it is complete.
     fn take_buffered(&mut self) -> bool {
         while let Stage::Payload(payload) = &mut self.stage
             && payload.left > 0
@@ -464,7 +477,7 @@ impl Receiver {
         true
     }
 
-    /// Deals with the start of a frame: decides where its payload goes before any of it lands.
+    /// Handles the start of a frame: determines where its payload goes before a byte lands.
     fn begin(
         &mut self,
         header: Header,
@@ -473,7 +486,7 @@ impl Receiver {
         connection: &Connection,
         events: &mut Vec<Event>,
     ) -> Result<(), Ended> {
-        // Looked at first: what is begun below must be finished.
+        // Checked first: a frame that is begun below must be finished.
         if header.is_on_comm() && self.carriers.choose(FLAG_COMM, None).is_none() {
             return Err(Ended::Misbehaved(Misbehaviour::CommMissing));
         }
@@ -504,7 +517,7 @@ impl Receiver {
                 books.lane.handle_request(Answer { id, bytes, outcome });
                 drop(books);
                 lane.mark_dirty();
-                // Also whoever only serves must notice a peer that stops reading.
+                // A side that only serves must also detect a peer that stops reading.
                 connection.context.control.stay_awake();
             }
             Meaning::Data(chunk) if chunk.may_land() => sink = Sink::Run(chunk),
@@ -519,12 +532,12 @@ impl Receiver {
                     text,
                 };
             }
-            // Only a sign of life is asked for: it need not wait its turn.
+            // The ping only requests a sign of life: its answer need not wait for earlier frames.
             Meaning::Ping(0) => events.push(Event::Ping(0)),
             Meaning::Ping(_) => {}
             Meaning::Pong(token) => events.push(Event::Pong(token)),
             Meaning::Received(next) => events.push(Event::Received(next)),
-            // Without room for it, nobody will look for it.
+            // Without reserved memory, the message will not be needed.
             Meaning::Message if self.held.is_none() && cost(&header).is_some() => {}
             Meaning::Message => {
                 sink = Sink::Message {
@@ -534,10 +547,13 @@ impl Receiver {
             }
         }
         self.start_payload(header, sink, connection);
+        if matches!(self.stage, Stage::Payload(_)) {
+            self.trace.begin_receiving(&lane.trace, &header);
+        }
         Ok(())
     }
 
-    /// Makes a payload the current one, or leaves it to the carrier beside the stream.
+    /// Makes a payload the current one, or passes it to the carrier beside the stream.
     fn start_payload(&mut self, header: Header, sink: Sink, connection: &Connection) {
         let flag = match header.is_on_comm() {
             true => FLAG_COMM,
@@ -565,36 +581,5 @@ impl Receiver {
             carrier.begin(header.has_more());
         }
         self.stage = Stage::Payload(payload);
-    }
-}
-
-/// Why a lane has ended, and whether the connection has.
-#[derive(Debug)]
-pub(super) enum Ended {
-    /// The stream is broken: the connection goes on.
-    Broken(LostCause),
-    Lost(LostCause),
-    Misbehaved(Misbehaviour),
-}
-
-impl Ended {
-    pub(super) fn misbehaved(what: impl Into<Misbehaviour>) -> Self {
-        Self::Misbehaved(what.into())
-    }
-}
-
-impl From<io::Error> for Ended {
-    fn from(error: io::Error) -> Self {
-        // Memory that cannot be read is not the stream's fault, and would break the next one, too.
-        match Fault::is_in(&error) {
-            true => Self::Lost(error.into()),
-            false => Self::Broken(error.into()),
-        }
-    }
-}
-
-impl From<Error> for Ended {
-    fn from(error: Error) -> Self {
-        Self::Lost(error.into())
     }
 }

@@ -9,9 +9,10 @@ use tcpx_proto::frame::{FLAG_MORE, FLAG_NOTIFY, Header, Kind};
 use tcpx_proto::lane::{Chunk, ChunkId, Room, Transmit};
 
 use super::Connection;
+use super::ended::Ended;
 use super::event::Event;
 use super::lane::{Books, Lane, add_locked};
-use super::receive::Ended;
+use super::traced::HalfTrace;
 use crate::carrier::comm::CommSend;
 use crate::carrier::{Begin, LetGo, Outgoing, SendCarrier, SendCarriers, Way};
 use crate::error::Error;
@@ -29,33 +30,36 @@ pub(super) struct Answer {
     pub(super) outcome: Result<Grant, Refusal>,
 }
 
-/// What a call to [`Sender::step`] achieved.
+/// Result of [`Sender::step`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sent {
-    /// Bytes went out; there may be more.
+    /// Bytes were sent; there may be more.
     Some,
     /// There is nothing to send.
     Nothing,
-    /// The kernel takes no more for now.
+    /// The kernel currently accepts no more bytes.
     Blocked,
-    /// What is to be sent next is still being prepared by a carrier.
+    /// A carrier is still preparing the next payload.
     Waiting,
 }
 
 /// The sending half of a lane: the frame (or the batch of small frames) that is being sent, and the
-/// carriers of payloads. Whoever holds it calls [`Sender::step`], one system call at a time.
+/// carriers of payloads. The holder calls [`Sender::step`], one system call at a time.
 pub(super) struct Sender {
     head: Vec<u8>,
-    // ≤ head.len()
+    // At most `head.len()`.
     head_sent: usize,
-    /// Payload bytes of the current frame that are not in the stream yet, and who has them.
+    /// Payload bytes of the current frame that are not in the stream yet, and their carrier.
     left: usize,
     way: Option<Way>,
     carriers: SendCarriers,
     events: Vec<Event>,
-    /// Whether something may be left in the books after the last step.
+    /// True if something may be left in the books after the last step.
     has_more: bool,
+    /// True while chunks wait for the window.
+    waits_for_window: bool,
     closed: bool,
+    trace: HalfTrace,
 }
 
 impl Sender {
@@ -68,13 +72,15 @@ impl Sender {
             carriers: SendCarriers::new(pool, comm),
             events: Vec::new(),
             has_more: false,
+            waits_for_window: false,
             closed: false,
+            trace: HalfTrace::default(),
         }
     }
 
     /// Sends once: the rest of the current frame, or the next one.
     pub(super) fn step(&mut self, lane: &Lane, connection: &Connection) -> Result<Sent, Ended> {
-        // Without a look at the books nobody knows.
+        // Unknown until the books are checked.
         self.has_more = true;
         let moved = self.step_beside(lane)?;
         if self.is_idle() {
@@ -99,7 +105,7 @@ impl Sender {
             return Ok(Sent::Waiting);
         }
         let (spans, at) = ready.unwrap_or((&[], Cursor::default()));
-        match lane.stream.send(head, spans, at) {
+        match self.trace.send(lane, head, spans, at) {
             Ok(count) => {
                 add_locked(&lane.bytes_sent, count as u64);
                 self.advance(count, lane)?;
@@ -111,34 +117,46 @@ impl Sender {
         }
     }
 
-    /// What was found out, for whoever lets go of this half.
+    /// Records the outcome of the last step.
+    #[inline]
+    pub(super) fn trace_step(&mut self, lane: &Lane, sent: &Result<Sent, Ended>) {
+        if let Some(trace) = lane.trace.on() {
+            let (sent, is_idle) = (sent.as_ref().ok().copied(), self.is_idle());
+            let waits = self.waits_for_window;
+            self.trace
+                .stepped(&lane.trace, trace, sent, (is_idle, waits));
+        }
+    }
+
+    /// Takes the events, for the thread that releases this half.
     pub(super) fn take_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
     }
 
-    /// Whether nothing is half sent.
+    /// Returns whether no frame is partly sent.
     pub(super) fn is_idle(&self) -> bool {
         self.head_sent == self.head.len() && self.left == 0
     }
 
-    /// Whether another step is worth while without anybody having added to the books since the last one.
+    /// Returns whether another step is worthwhile even if nothing
+    /// was added to the books since the last one.
     pub(super) fn has_more(&self) -> bool {
         self.has_more || !self.is_idle() || self.is_staging()
     }
 
-    /// Whether carriers have something under way.
+    /// Returns whether carriers have operations in flight.
     pub(super) fn is_staging(&self) -> bool {
         self.carriers.is_busy()
     }
 
-    /// Whether payloads are on their way beside the stream.
+    /// Returns whether payloads are in flight beside the stream.
     pub(super) fn is_beside(&self) -> bool {
         self.carriers.is_beside()
     }
 
-    /// Goes on with payloads that travel beside the stream; says whether anything has moved.
+    /// Advances payloads beside the stream; returns whether anything has moved.
     fn step_beside(&mut self, lane: &Lane) -> Result<bool, Ended> {
-        // Never before their frames: the peer could not take them.
+        // Never before their frames: the peer could not accept them.
         let announced = self.is_idle();
         let mut moved = false;
         for carrier in self.carriers.beside() {
@@ -170,11 +188,11 @@ impl Sender {
         Ok(())
     }
 
-    /// Gathers what is waiting: control frames, acknowledgements, READ requests, and at most one frame
-    /// with a payload.
+    /// Gathers queued frames: control frames, acknowledgements, READ requests, and at most one
+    /// frame with a payload.
     fn build(&mut self, lane: &Lane, connection: &Connection) {
         self.head.clear();
-        // A long notification must not leave its size behind on every lane.
+        // A long notification must not leave its buffer behind on every lane.
         self.head.shrink_to(2 * MAX_HEAD_BYTES);
         self.head_sent = 0;
         if self.closed {
@@ -183,9 +201,9 @@ impl Sender {
         let mut books = lane.books.lock();
         books.lane.encode_urgent(&mut self.head);
         if let Some(way) = self.carriers.preparing() {
-            // What can be prepared meanwhile comes first, then what is ready.
+            // Payload that can be prepared in the meantime comes first, then payload that is ready.
             let begun = self.choose(Kinds::Prepared, &mut books, lane, connection);
-            // Asking a device takes microseconds.
+            // Polling a device takes microseconds.
             drop(books);
             if begun || self.begin(way, lane, None) {
                 return self.prepare();
@@ -196,6 +214,11 @@ impl Sender {
         let load = books.lane.load() as usize;
         lane.load.store(load, Ordering::Relaxed);
         self.has_more = books.lane.has_work();
+        let waits = self.has_more && books.lane.waits_for_window();
+        if waits && !self.waits_for_window {
+            lane.counters.waits_for_window();
+        }
+        self.waits_for_window = waits;
         drop(books);
         if let Some(way) = self.carriers.preparing() {
             self.prepare();
@@ -205,15 +228,15 @@ impl Sender {
         }
     }
 
-    /// Goes on with payloads that are prepared before their frames begin.
+    /// Advances payloads that are prepared before their frames begin.
     fn prepare(&mut self) {
         if let Some(way) = self.carriers.preparing() {
-            // A failure is that of one payload, which then says so.
+            // A failure affects one payload, which then reports it.
             let _ = self.carriers.get(way).step(true);
         }
     }
 
-    /// Adds frames until one has a payload; says whether one has.
+    /// Adds frames until one has a payload; returns whether one has.
     fn choose(
         &mut self,
         kinds: Kinds,
@@ -230,10 +253,14 @@ impl Sender {
             let begun = match next {
                 None => return false,
                 Some(Transmit::Request(chunk)) => {
+                    lane.trace.taken(&chunk);
                     encode_chunk(&mut self.head, &chunk, 0);
                     false
                 }
-                Some(Transmit::Write(chunk)) => self.push(Outgoing::Chunk(chunk), lane, books),
+                Some(Transmit::Write(chunk)) => {
+                    lane.trace.taken(&chunk);
+                    self.push(Outgoing::Chunk(chunk), lane, books)
+                }
                 Some(Transmit::Answer(answer)) => self.answer(answer, books, lane, connection),
                 Some(Transmit::Dead(Offered(run))) => {
                     let revoked = run.plan.revoked().map(|memory| memory.id);
@@ -249,7 +276,7 @@ impl Sender {
         false
     }
 
-    /// Adds the answer to a READ; says whether its frame has begun and has a payload.
+    /// Adds the answer to a READ; returns whether its frame has begun and has a payload.
     fn answer(
         &mut self,
         answer: Answer,
@@ -275,15 +302,15 @@ impl Sender {
         }
     }
 
-    /// Hands a payload to its carrier; says whether its frame has begun.
+    /// Passes a payload to its carrier; returns whether its frame has begun.
     fn push(&mut self, payload: Outgoing, lane: &Lane, books: &mut Books) -> bool {
         let way = self.carriers.choose(&payload.place(), payload.bytes());
         self.carriers.push(way, payload);
         !self.carriers.get(way).prepares() && self.begin(way, lane, Some(books))
     }
 
-    /// Begins the frame of the next payload that is ready; says whether there was one. `books` are the
-    /// lane's, where they are locked already.
+    /// Begins the frame of the next payload that is ready; returns whether there was one. `books`
+    /// are the lane's books, if they are already locked.
     fn begin(&mut self, way: Way, lane: &Lane, mut books: Option<&mut Books>) -> bool {
         loop {
             let frame = self.head.len();
@@ -291,8 +318,9 @@ impl Sender {
             let flag = carrier.flag();
             match carrier.poll_begin() {
                 Begin::Frame(payload) => {
+                    self.trace.begin_sending(&lane.trace, payload);
                     self.way = Some(way);
-                    // One that travels beside the stream has nothing behind its frame.
+                    // A payload beside the stream has no bytes behind its frame.
                     self.left = if flag == 0 { payload.bytes() } else { 0 };
                     encode_payload(&mut self.head, payload, flag);
                     if self.has_further_payload(way, lane, books) {
@@ -309,7 +337,7 @@ impl Sender {
         }
     }
 
-    /// Whether more payload follows the one whose frame has begun.
+    /// Returns whether more payload follows the one whose frame has begun.
     fn has_further_payload(&mut self, way: Way, lane: &Lane, books: Option<&mut Books>) -> bool {
         self.carriers.get(way).has_next()
             || match books {
@@ -318,7 +346,7 @@ impl Sender {
             }
     }
 
-    /// Deals with a payload whose memory failed before its frame had begun.
+    /// Handles a payload whose memory failed before its frame had begun.
     fn give_up(&mut self, payload: Outgoing, error: Error, books: &mut Books) {
         match payload {
             Outgoing::Chunk(chunk) => {
@@ -331,7 +359,12 @@ impl Sender {
                 let refusal = if grant.has_dead_memory() {
                     Refusal::Revoked
                 } else {
-                    limited!(WARN, %error, "memory failed, a peer's READ is refused");
+                    limited!(
+                        WARN,
+                        %error,
+                        remedy = "deregister memory before it is unmapped or its device is reset",
+                        "memory failed, a peer's READ is refused"
+                    );
                     Refusal::failed(&error)
                 };
                 encode_refusal(&mut self.head, id, refusal);
@@ -339,11 +372,11 @@ impl Sender {
         }
     }
 
-    /// Stops using memory: what is not sent yet of the current frame is copied, so that it can still be
-    /// completed.
+    /// Stops using memory: copies the unsent bytes of the current frame,
+    /// so that it can still be completed.
     pub(super) fn let_go(&mut self, which: LetGo<'_>, lane: &Lane) -> Result<(), Error> {
         if let LetGo::Revoked(allowance) = which {
-            // Copies that were made for an earlier revocation and have not left.
+            // Counts copies of an earlier revocation that have not left.
             allowance.take(self.head.len() - self.head_sent);
         }
         let (mut rest, mut outcome) = (Vec::new(), Ok(()));
@@ -362,10 +395,11 @@ impl Sender {
         outcome
     }
 
-    /// Gives up the current frame and refuses further ones, after waiting for the copies that are under
-    /// way. Chunks that were taken are in the books.
-    pub(super) fn close(&mut self) {
+    /// Gives up the current frame and refuses further ones, after waiting for copies in flight.
+    /// Chunks that were taken are in the books.
+    pub(super) fn close(&mut self, lane: &Lane) {
         self.closed = true;
+        self.trace.close(&lane.trace);
         self.head.clear();
         self.head_sent = 0;
         self.left = 0;
@@ -375,24 +409,26 @@ impl Sender {
     }
 }
 
-/// Keeps the grants of answers that are over.
+/// Keeps the grants of completed answers.
 fn recycle(carrier: &mut dyn SendCarrier, lane: &Lane) {
     while let Some(payload) = carrier.poll_over() {
-        if let Outgoing::Answer { grant, .. } = payload {
+        if let Outgoing::Answer { grant, bytes, .. } = payload {
+            let path = lane.path_of(grant.place().device.is_some(), bytes);
+            lane.counters.served(path, bytes as u64);
             lane.books.lock().spare.push(grant.cleared());
         }
     }
 }
 
-/// Which payloads are chosen.
+/// Selects payloads.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kinds {
     All,
-    /// Those that are prepared before their frames begin.
+    /// Payloads that are prepared before their frames begin.
     Prepared,
 }
 
-/// Where there is room for another payload now.
+/// Tells whether there is currently room for another payload.
 struct RoomNow<'a> {
     carriers: &'a mut SendCarriers,
     kinds: Kinds,
@@ -408,14 +444,14 @@ impl RoomNow<'_> {
 
 impl Room<Offered, Answer> for RoomNow<'_> {
     fn for_write(&mut self, Offered(run): &Offered) -> bool {
-        // Without a chunk, taking one finds that out.
+        // If there is no chunk, taking one will find that out.
         run.peek()
             .is_none_or(|(place, bytes)| self.is_for(&place, bytes, Some(run)))
     }
 
     fn for_answer(&mut self, answer: &Answer) -> bool {
         match &answer.outcome {
-            // Refused, now or before, it needs none.
+            // A refused answer needs no room.
             Ok(grant) if !grant.has_dead_memory() => {
                 self.is_for(&grant.place(), answer.bytes, None)
             }
@@ -424,7 +460,7 @@ impl Room<Offered, Answer> for RoomNow<'_> {
     }
 }
 
-/// Appends what goes before the bytes of a payload.
+/// Appends the part of a frame before the bytes of a payload.
 fn encode_payload(head: &mut Vec<u8>, payload: &Outgoing, flag: u8) {
     match payload {
         Outgoing::Chunk(chunk) => encode_chunk(head, chunk, flag),
@@ -440,11 +476,12 @@ fn encode_payload(head: &mut Vec<u8>, payload: &Outgoing, flag: u8) {
     }
 }
 
-/// Appends the start of a chunk's frame: a request, or what goes before the bytes.
+/// Appends the start of a chunk's frame: a request, or the part before the bytes.
 fn encode_chunk(head: &mut Vec<u8>, chunk: &ChunkRef, flag: u8) {
     let run = &chunk.run;
     let message = match &run.after {
-        // Once it is on its way the run cannot be aborted; if it was, it goes without.
+        // Once the notification is being sent the run cannot be aborted; if it was aborted before,
+        // the chunk goes without.
         After::Notify(message) if run.rides_along(message) && run.completion.commit() => {
             Some(message)
         }

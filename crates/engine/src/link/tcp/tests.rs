@@ -1,6 +1,7 @@
-//! What a connection does in moments that no peer can bring about at will.
+//! Races and limits that no peer can trigger on purpose.
 
 mod near;
+mod timeline;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,7 +25,7 @@ fn while_deaf<T>(connection: &Connection, body: impl FnOnce() -> T) -> T {
     while_deaf_on(connection, usize::MAX, body)
 }
 
-/// As [`while_deaf`], for the first so many lanes.
+/// Like [`while_deaf`], for the first `count` lanes.
 fn while_deaf_on<T>(connection: &Connection, count: usize, body: impl FnOnce() -> T) -> T {
     let (held, is_held) = channel();
     let (release, released) = channel::<()>();
@@ -33,12 +34,14 @@ fn while_deaf_on<T>(connection: &Connection, count: usize, body: impl FnOnce() -
             let lanes = connection.lanes.load();
             let mut guards = Vec::new();
             for lane in lanes.iter().take(count) {
-                wait_until("it can be held", || match lane.receiver.try_lock() {
-                    Some(guard) => {
-                        guards.push(guard);
-                        true
+                wait_until("the receiver can be locked", || {
+                    match lane.receiver.try_lock() {
+                        Some(guard) => {
+                            guards.push(guard);
+                            true
+                        }
+                        None => false,
                     }
-                    None => false,
                 });
             }
             held.send(()).unwrap();
@@ -52,14 +55,14 @@ fn while_deaf_on<T>(connection: &Connection, count: usize, body: impl FnOnce() -
     })
 }
 
-/// The lane that messages travel on.
+/// Returns the lane on which messages travel.
 fn carrier(connection: &Connection) -> Arc<Lane> {
     Arc::clone(&connection.lanes.load()[connection.messages.carrier()])
 }
 
-/// The bytes of a message are asked for by the thread that finds it.
+/// The thread that finds a message requests its bytes.
 #[test]
-fn a_message_that_is_found_after_the_end_keeps_nobody() {
+fn message_found_after_the_end_does_not_deadlock() {
     const LEN: usize = 1 << 20;
     let pair = Pair::new();
     let [here, there] =
@@ -69,22 +72,25 @@ fn a_message_that_is_found_after_the_end_keeps_nobody() {
     let send = while_deaf(&connection, || {
         let send = pair.bob.send(&pair.to_alice, there.at(0), LEN, 7).unwrap();
         let lane = carrier(&connection);
-        wait_until("the message is there", || lane.stream.is_readable());
-        // As those do who end a connection: first this, then the rest.
+        wait_until("the message has arrived", || lane.stream.is_readable());
+        // The first step of ending a connection, before the others.
         connection.end.set(Error::Closed).unwrap();
         send
     });
     let lane = carrier(&connection);
     lane.call_worker();
     let tagged = &pair.to_bob.shared.tagged;
-    wait_until("it was found", || !tagged.is_waiting());
+    wait_until("the message was found", || !tagged.is_waiting());
     let receiver = lane.receiver.try_lock_for(LONG);
-    assert!(receiver.is_some(), "whoever found it waits for itself");
+    assert!(
+        receiver.is_some(),
+        "the thread that found the message waits for itself"
+    );
     drop(receiver);
     connection.shut();
     assert!(matches!(receive.wait(LONG), Err(Error::Closed)));
     let error = send.wait(LONG).unwrap_err();
-    // Bob's bytes that nobody has read make it a reset.
+    // Bob's unread bytes cause a reset.
     let is_closed = |cause: &LostCause| matches!(cause, LostCause::ClosedByPeer | LostCause::Io(_));
     assert!(
         matches!(&error, Error::PeerLost { peer, cause } if peer == "alice" && is_closed(cause)),
@@ -93,7 +99,7 @@ fn a_message_that_is_found_after_the_end_keeps_nobody() {
 }
 
 #[test]
-fn an_answer_on_a_comm_that_is_not_there_ends_what_waited_for_it() {
+fn answer_on_a_missing_comm_fails_its_transfer() {
     const LEN: usize = 64;
     let pair = Pair::new();
     let [here, there] =
@@ -109,13 +115,13 @@ fn an_answer_on_a_comm_that_is_not_there_ends_what_waited_for_it() {
         .alice
         .prepare(Op::Read, &pair.to_bob, [segment])
         .unwrap();
-    // Bob does not see what is asked.
+    // Bob does not receive the request.
     while_deaf(&theirs, || {
         read.post().unwrap();
-        // The last number that was given out.
+        // The identifier that was assigned last.
         let id = pair.alice.core().context().next_id() - 1;
         let is_asked = |lane: &Arc<Lane>| lane.load.load(Ordering::Relaxed) > 0;
-        wait_until("a chunk is asked for", || {
+        wait_until("a chunk is requested", || {
             ours.lanes.load().iter().any(is_asked)
         });
         let index = ours.lanes.load().iter().position(is_asked).unwrap();
@@ -135,7 +141,7 @@ fn an_answer_on_a_comm_that_is_not_there_ends_what_waited_for_it() {
 }
 
 #[test]
-fn a_ping_may_have_all_the_time_there_is() {
+fn ping_accepts_an_unlimited_timeout() {
     let pair = Pair::new();
     pair.to_bob.round_trip(0, Duration::MAX).unwrap();
     let connection = connection(pair.alice.core());
@@ -144,7 +150,7 @@ fn a_ping_may_have_all_the_time_there_is() {
 }
 
 #[test]
-fn memory_that_nobody_uses_is_not_kept() {
+fn unused_memory_is_freed() {
     const LEN: usize = 1 << 20;
     let pair = Pair::new();
     let here = pair.alice.register(&Buffer::new(LEN)).unwrap();
@@ -161,18 +167,18 @@ fn memory_that_nobody_uses_is_not_kept() {
         transfer.post().unwrap();
         transfer.wait(LONG).unwrap();
         drop(there);
-        wait_until("it is freed", || memory.upgrade().is_none());
+        wait_until("the memory is freed", || memory.upgrade().is_none());
     }
 }
 
-/// What the caller who polls has taken from the socket, the worker does not hear of from the kernel.
+/// The kernel does not report bytes to the worker that a polling caller has already read.
 #[test]
-fn whoever_stops_polling_leaves_nothing_undone() {
+fn caller_that_stops_polling_leaves_no_work_behind() {
     const LEN: usize = 16 << 20;
     let [alice, bob] = ["alice", "bob"].map(|name| {
         let config = Config::defaults().with("interfaces", "lo").unwrap();
         let config = config.with("lanes", "1").unwrap().with("workers", "1");
-        // No sign of life is asked for meanwhile: that would set things going again.
+        // No pings in the meantime: they would hide a stall.
         let config = config.unwrap().with("peer_timeout", "1h").unwrap();
         Session::new(config.with("name", name).unwrap()).unwrap()
     });
@@ -206,8 +212,8 @@ fn whoever_stops_polling_leaves_nothing_undone() {
     }
 }
 
-/// A connection of one lane that nobody drives but its test, after these bytes have come, and the other
-/// end of the stream.
+/// Makes a connection with one lane that only the test drives, with these bytes already received,
+/// and the other end of the stream.
 fn undriven(pair: &Pair, early: Vec<u8>) -> (Arc<Connection>, Stream) {
     let of = connection(pair.alice.core());
     let options = SocketOptions {
@@ -241,9 +247,9 @@ fn undriven(pair: &Pair, early: Vec<u8>) -> (Arc<Connection>, Stream) {
     (connection, far)
 }
 
-/// What has come behind the handshake is dealt with although nothing follows.
+/// Bytes that arrived after the handshake are handled although nothing follows.
 #[test]
-fn what_came_with_the_handshake_is_not_waited_behind() {
+fn bytes_received_with_the_handshake_are_handled() {
     let pair = Pair::new();
     let mut early = Vec::new();
     Header::new(Kind::Ping, 0).encode(&mut early);
@@ -251,7 +257,7 @@ fn what_came_with_the_handshake_is_not_waited_behind() {
     let lanes = connection.lanes.load();
     connection.drive(&lanes[0], BUDGET);
     let mut answer = [0; 64];
-    wait_until("it is answered", || {
+    wait_until("the ping is answered", || {
         far.recv(&[], Cursor::default(), &mut answer).is_ok()
     });
     let header = Header::decode(answer.first_chunk().unwrap()).unwrap();
@@ -259,9 +265,9 @@ fn what_came_with_the_handshake_is_not_waited_behind() {
     connection.kill(Error::Closed);
 }
 
-/// A frame that was begun is completed without a look at what was queued meanwhile.
+/// A frame that has begun is completed without a look at frames queued in the meantime.
 #[test]
-fn what_is_queued_behind_a_frame_that_has_stuck_is_sent() {
+fn frames_queued_behind_a_blocked_frame_are_sent() {
     const STUCK: usize = 16 << 20;
     const LATER: usize = 100;
     let pair = Pair::new();
@@ -282,7 +288,7 @@ fn what_is_queued_behind_a_frame_that_has_stuck_is_sent() {
         lane.pump(&connection, BUDGET).unwrap();
         !lane.is_unfinished()
     });
-    wait_until("all of it has come", || {
+    wait_until("all bytes have arrived", || {
         if let Ok(count) = far.recv(&[], Cursor::default(), &mut buffer) {
             received += count;
         }
@@ -291,7 +297,7 @@ fn what_is_queued_behind_a_frame_that_has_stuck_is_sent() {
     connection.kill(Error::Closed);
 }
 
-/// Every lane for bulk stands still, full of it.
+/// Every bulk lane is blocked and full.
 #[test]
 fn small_transfers_and_messages_pass_large_ones() {
     const LARGE: usize = 64 << 20;
@@ -327,20 +333,20 @@ fn small_transfers_and_messages_pass_large_ones() {
     large.wait(LONG).unwrap();
 }
 
-/// Otherwise the lane that is kept for small transfers would be like the others after the first blink.
+/// Without this, the express lane would be like any other after its first loss.
 #[test]
-fn messages_return_to_their_lane_when_it_is_back() {
+fn messages_return_to_the_express_lane_when_it_is_restored() {
     let pair = Pair::new();
     let ours = connection(pair.alice.core());
     let first = carrier(&ours);
     assert_eq!(first.index(), ours.lanes());
     first.stream.shutdown();
-    wait_until("the lane is back", || {
+    wait_until("the lane is restored", || {
         let lanes = ours.lanes.load();
         let newest = &lanes[first.index()];
         !Arc::ptr_eq(newest, &first) && !newest.is_down()
     });
-    wait_until("it carries messages", || {
+    wait_until("the lane carries messages", || {
         carrier(&ours).index() == first.index()
     });
     for number in 0..100u32 {
@@ -354,7 +360,7 @@ fn messages_return_to_their_lane_when_it_is_back() {
 }
 
 #[test]
-fn large_transfers_leave_the_lane_for_small_ones_alone() {
+fn large_transfers_do_not_use_the_express_lane() {
     const LARGE: usize = 8 << 20;
     let pair = Pair::new();
     let [here, there] =
@@ -370,7 +376,7 @@ fn large_transfers_leave_the_lane_for_small_ones_alone() {
         };
         let large = pair.alice.prepare(op, &pair.to_bob, [segment]).unwrap();
         for _ in 0..3 {
-            // Posted again behind a notification, too.
+            // Includes postings that follow a notification.
             large.post_with_notification(b"large").unwrap();
             large.wait(LONG).unwrap();
         }
@@ -378,12 +384,12 @@ fn large_transfers_leave_the_lane_for_small_ones_alone() {
     assert!(express.moved() < LARGE as u64 / 100, "{}", express.moved());
 }
 
-/// Two sessions that keep little.
+/// Two sessions with a small quota.
 fn frugal_pair() -> Pair {
     let [alice, bob] = ["alice", "bob"].map(|name| {
         let config = Config::defaults().with("interfaces", "lo").unwrap();
         let config = config.with("queue_bytes", "1M").unwrap();
-        // Nobody is given up meanwhile.
+        // No connection times out in the meantime.
         let config = config.with("peer_timeout", "1h").unwrap();
         Session::new(config.with("name", name).unwrap()).unwrap()
     });
@@ -399,7 +405,7 @@ fn frugal_pair() -> Pair {
 }
 
 #[test]
-fn whoever_notifies_a_peer_that_does_not_keep_up_is_told() {
+fn notifying_a_peer_that_does_not_keep_up_fails() {
     const LEN: usize = 64;
     let pair = frugal_pair();
     let [here, there] =
@@ -422,7 +428,7 @@ fn whoever_notifies_a_peer_that_does_not_keep_up_is_told() {
     while_deaf(&theirs, || {
         let notify = || pair.alice.notify(&pair.to_bob, &[7; 10_000]);
         let mut told = None;
-        wait_until("it does not keep up", || {
+        wait_until("the peer does not keep up", || {
             told = match notify() {
                 Ok(()) => {
                     sent += 1;
@@ -441,7 +447,7 @@ fn whoever_notifies_a_peer_that_does_not_keep_up_is_told() {
             let error = transfer.post_with_notification(b"never").unwrap_err();
             assert!(matches!(error, Error::PeerBehind { .. }), "{error}");
         }
-        // Without a notification there is nothing to wait for.
+        // A posting without a notification succeeds.
         read.post().unwrap();
     });
     for _ in 0..sent {
@@ -457,12 +463,12 @@ fn whoever_notifies_a_peer_that_does_not_keep_up_is_told() {
 }
 
 #[test]
-fn a_peer_that_never_reads_what_it_is_owed_loses_its_connection() {
+fn peer_that_never_reads_loses_its_connection() {
     let pair = frugal_pair();
     let (ours, theirs) = (connection(pair.alice.core()), connection(pair.bob.core()));
     while_deaf(&theirs, || {
         // As for messages of the peer that are received one after the other.
-        wait_until("it is given up", || {
+        wait_until("the connection ends", || {
             for message in 0..1000 {
                 ours.send_done(message, tcpx_proto::frame::Status::Ok, "");
             }
@@ -481,15 +487,15 @@ fn a_peer_that_never_reads_what_it_is_owed_loses_its_connection() {
     );
 }
 
-/// What waits for a connection is limited too.
+/// Notifications queued for a connection are limited as well.
 #[test]
-fn notifications_that_wait_for_a_connection_are_limited() {
+fn notifications_queued_for_a_connection_are_limited() {
     let alice = {
         let config = Config::defaults().with("interfaces", "lo").unwrap();
         let config = config.with("queue_bytes", "1M").unwrap();
         Session::new(config.with("name", "alice").unwrap()).unwrap()
     };
-    // It listens, and its control thread does not look: connecting goes on and on.
+    // The listener never accepts, so that connecting takes for ever.
     let bob = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let info = tcpx_proto::info::ConnectionInfo::new(
         tcpx_proto::info::Name::new("bob").unwrap(),
@@ -505,9 +511,10 @@ fn notifications_that_wait_for_a_connection_are_limited() {
     to_bob.disconnect();
 }
 
-/// All of it is sent at once when the connection is made, and its application was told.
+/// All queued notifications are sent at once when the connection is made;
+/// their limit was checked before.
 #[test]
-fn notifications_that_have_waited_for_a_connection_do_not_end_it() {
+fn notifications_queued_for_a_connection_do_not_end_it() {
     let pair = frugal_pair();
     let (ours, theirs) = (connection(pair.alice.core()), connection(pair.bob.core()));
     let limit = ours.context.quota.of_a_peer();
@@ -519,13 +526,13 @@ fn notifications_that_have_waited_for_a_connection_do_not_end_it() {
     });
 }
 
-/// Otherwise what the peer has sent before would keep its answers from being heard.
+/// Otherwise the peer's earlier messages would block its answers.
 #[test]
-fn a_session_that_closes_is_not_held_up_by_what_its_application_has_not_read() {
+fn closing_is_not_blocked_by_unread_notifications() {
     let pair = frugal_pair();
     let ours = connection(pair.alice.core());
     let mut sent = 0;
-    wait_until("she is not listening", || {
+    wait_until("the lane is paused", || {
         sent += usize::from(pair.bob.notify(&pair.to_alice, &[7; 10_000]).is_ok());
         carrier(&ours).is_paused()
     });
@@ -536,12 +543,12 @@ fn a_session_that_closes_is_not_held_up_by_what_its_application_has_not_read() {
         pair.bob.wait_notification(LONG).unwrap().message,
         b"before the end"
     );
-    // What she had before she can still read.
+    // Notifications that arrived before are still readable.
     let heard = pair.alice.notifications().len();
     assert!(heard > 0 && heard <= sent, "{heard} of {sent}");
 }
 
-/// A stream that broke before it could take the place of a lane's.
+/// Makes a stream that broke before it could replace the stream of a lane.
 fn broken_stream(connection: &Connection, stream: StreamId) -> Rejoined {
     let options = SocketOptions {
         buffer_bytes: 0,
@@ -549,13 +556,13 @@ fn broken_stream(connection: &Connection, stream: StreamId) -> Rejoined {
     };
     let listener = Listener::bind(([127, 0, 0, 1], 0).into(), &options).unwrap();
     let near = Stream::connect(listener.local_addr().unwrap(), None, &options).unwrap();
-    wait_until("it is connected", || {
+    wait_until("the stream is connected", || {
         listener.accept().is_ok_and(|(far, _)| {
             far.reset();
             true
         })
     });
-    wait_until("it is broken", || near.peer_addr().is_err());
+    wait_until("the stream is broken", || near.peer_addr().is_err());
     Rejoined {
         stream,
         raw: RawLane {
@@ -569,7 +576,7 @@ fn broken_stream(connection: &Connection, stream: StreamId) -> Rejoined {
 }
 
 #[test]
-fn a_stream_that_broke_before_its_use_does_not_keep_others_out() {
+fn stream_broken_before_its_use_does_not_block_others() {
     let pair = Pair::new();
     let ours = connection(pair.alice.core());
     let lane = || Arc::clone(&ours.lanes.load()[0]);
@@ -582,6 +589,6 @@ fn a_stream_that_broke_before_its_use_does_not_keep_others_out() {
     assert!(!ours.adopt(older) && !lane().is_down());
     let newer = broken_stream(&ours, stream(generation + 1));
     assert!(!ours.adopt(newer));
-    wait_until("another has taken its place", || !lane().is_down());
+    wait_until("another stream has replaced it", || !lane().is_down());
     assert!(lane().id() > stream(generation));
 }

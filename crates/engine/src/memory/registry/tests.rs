@@ -1,4 +1,4 @@
-//! What a key opens, for what, and until when.
+//! Access that a region key grants, for which operation, and until when.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ impl Stage {
         &self.session.core().context().registry
     }
 
-    /// Asks for ranges as a peer does.
+    /// Requests ranges as a peer does.
     fn ask(
         &self,
         op: Op,
@@ -112,7 +112,7 @@ fn all_ranges_are_granted_or_none() {
     let [a, b] = [&stage.first, &stage.second].map(|region| region.address() as u64);
     let good = [(a, 10, 0), (b, 10, 1), (a + 50, 10, 0)];
     assert_eq!(stage.ask(Op::Write, &keys, &good).unwrap().len(), 3);
-    // The key of the one does not open the other.
+    // The key of one region does not grant access to the other.
     for at in 0..3 {
         let mut entries = good;
         entries[at].2 ^= 1;
@@ -120,7 +120,7 @@ fn all_ranges_are_granted_or_none() {
         let refusal = Refusal::OutOfBounds { address, len };
         assert_eq!(stage.ask(Op::Write, &keys, &entries), Err(refusal));
     }
-    // Nor is a key that nothing uses taken on trust.
+    // An unused key must be valid as well.
     for index in 0..2 {
         for byte in 0..RegionKey::LEN {
             let mut keys = keys;
@@ -133,7 +133,7 @@ fn all_ranges_are_granted_or_none() {
 }
 
 #[test]
-fn ranges_that_touch_are_one_and_others_are_not() {
+fn adjacent_ranges_are_merged_and_others_are_not() {
     let stage = Stage::new();
     let (key, a) = (key(&stage.first), stage.first.address() as u64);
     let lengths = |entries: &[(u64, u32, u32)]| {
@@ -156,18 +156,18 @@ fn a_range_stays_open_until_its_last_registration_ends() {
     let memory = Arc::clone(first.memory());
     let epoch = stage.registry().epoch();
     first.deregister().unwrap();
-    assert!(first.deregister().is_err(), "it ended twice");
-    assert!(stage.read(&memory).is_ok(), "it is registered still");
+    assert!(first.deregister().is_err(), "the registration ended twice");
+    assert!(stage.read(&memory).is_ok(), "the range is still registered");
     assert_eq!(stage.registry().epoch(), epoch);
     drop(again);
     let refusal = Refusal::UnknownRegion { index: 0 };
     assert_eq!(stage.read(&memory), Err(refusal));
     assert!(!memory.is_live());
-    assert_ne!(stage.registry().epoch(), epoch, "nobody looks again");
+    assert_ne!(stage.registry().epoch(), epoch, "the epoch did not change");
 }
 
 #[test]
-fn an_alias_opens_its_part_for_reading_and_until_it_ends() {
+fn alias_grants_read_access_until_it_is_removed() {
     let stage = Stage::new();
     let whole = stage.first.memory();
     let part = whole.span.slice(10, 20).unwrap();
@@ -186,7 +186,7 @@ fn an_alias_opens_its_part_for_reading_and_until_it_ends() {
     registry.remove_alias(&alias);
     registry.remove_alias(&alias);
     assert_eq!(stage.read(&alias), Err(refusal));
-    // One does not end the other, nor the whole.
+    // Removing one alias ends neither the other alias nor the whole region.
     assert!(stage.read(&other).is_ok() && stage.read(whole).is_ok());
     stage.first.deregister().unwrap();
     assert_eq!(stage.read(&other), Err(refusal));
@@ -205,21 +205,24 @@ fn a_grant_knows_when_its_own_memory_is_revoked() {
     assert_eq!(grant.place().memory.len(), 1);
     assert!(!grant.is_revoked(registry) && !grant.has_dead_memory());
     stage.second.deregister().unwrap();
-    assert!(!grant.is_revoked(registry), "that was another region");
+    assert!(!grant.is_revoked(registry), "another region was revoked");
     stage.first.deregister().unwrap();
-    // Each time that it is asked.
+    // The answer is the same each time.
     assert!(grant.is_revoked(registry) && grant.is_revoked(registry));
     assert!(grant.has_dead_memory());
-    // Kept for another chunk it keeps no memory.
+    // A spare grant keeps no memory.
     let memory = Arc::downgrade(&grant.place().memory[0]);
     drop(stage.first);
     let grant = grant.cleared();
     assert!(grant.spans.is_empty() && grant.place().memory.is_empty());
-    assert!(memory.upgrade().is_none(), "it keeps the memory");
+    assert!(
+        memory.upgrade().is_none(),
+        "the spare grant keeps the memory"
+    );
 }
 
 #[test]
-fn refusals_have_the_status_of_the_document() {
+fn refusals_have_the_documented_status() {
     for (refusal, status) in [
         (Refusal::UnknownRegion { index: 0 }, Status::UnknownRegion),
         (Refusal::Revoked, Status::UnknownRegion),
@@ -257,8 +260,11 @@ fn each_registration_of_a_range_keeps_its_buffer() {
         assert_eq!(raw.descriptor(), region.descriptor());
         raw.deregister().unwrap();
         drop((raw, buffer));
-        assert!(memory.upgrade().is_some(), "the region is registered");
+        assert!(
+            memory.upgrade().is_some(),
+            "a registered region keeps the buffer"
+        );
         drop(region);
-        assert!(memory.upgrade().is_none(), "nobody uses the buffer");
+        assert!(memory.upgrade().is_none(), "the buffer leaked");
     }
 }

@@ -1,4 +1,4 @@
-//! Messages in moments that applications do not choose.
+//! Tagged messages in races that applications cannot trigger on purpose.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -15,9 +15,9 @@ fn region(session: &Session, len: usize) -> crate::Region {
     session.register(&Buffer::new(len)).unwrap()
 }
 
-/// When both sides have connected there are two connections.
+/// There are two connections if both sides have connected.
 #[test]
-fn a_message_ends_with_the_connection_that_it_was_announced_on() {
+fn message_fails_with_the_connection_it_was_announced_on() {
     for _ in 0..1000 {
         let (alice, bob) = (session("alice"), session("bob"));
         let to_bob = alice.add_peer(&bob.connection_info()).unwrap();
@@ -35,7 +35,7 @@ fn a_message_ends_with_the_connection_that_it_was_announced_on() {
         let used = to_bob.shared.link().expect("connected");
         used.kill(Error::Aborted);
         assert_eq!(send.wait(LONG), Err(Error::Aborted));
-        // The other connection still brings messages.
+        // The other connection still delivers messages.
         let there = region(&bob, SMALL);
         wait_until("bob has noticed", || {
             bob.core().context().links().len() == 1
@@ -49,7 +49,7 @@ fn a_message_ends_with_the_connection_that_it_was_announced_on() {
 }
 
 #[test]
-fn a_message_after_a_disconnect_connects_anew() {
+fn message_after_a_disconnect_reconnects() {
     for _ in 0..20 {
         let pair = Pair::new();
         let (here, there) = (region(&pair.alice, SMALL), region(&pair.bob, SMALL));
@@ -63,7 +63,7 @@ fn a_message_after_a_disconnect_connects_anew() {
 }
 
 #[test]
-fn a_message_that_is_given_up_before_it_leaves_meets_no_receive() {
+fn message_aborted_before_it_is_sent_matches_no_receive() {
     let (alice, bob) = (session("alice"), session("bob"));
     let to_bob = alice.add_peer(&bob.connection_info()).unwrap();
     let (here, there) = (region(&alice, SMALL), region(&bob, SMALL));
@@ -77,12 +77,18 @@ fn a_message_that_is_given_up_before_it_leaves_meets_no_receive() {
 }
 
 #[test]
-fn a_message_to_oneself_does_not_keep_a_closed_session() {
+fn message_to_oneself_does_not_keep_a_closed_session_alive() {
     let alice = session("alice");
     let here = region(&alice, SMALL);
     let core = Arc::downgrade(alice.core());
     let (span, memory) = alice.core().slice(here.at(0), SMALL).unwrap();
-    let send = TaggedSend::new(alice.core().context(), 7, span, &memory);
+    let send = TaggedSend::new(
+        alice.core().context(),
+        alice.core().own_peer().metered(),
+        7,
+        span,
+        &memory,
+    );
     let own_peer = Arc::clone(alice.core().own_peer());
     own_peer.tagged.add_send(&send).unwrap();
     let link = own_peer.link().unwrap();
@@ -94,9 +100,9 @@ fn a_message_to_oneself_does_not_keep_a_closed_session() {
     assert!(core.upgrade().is_none());
 }
 
-/// Whoever takes memory back waits for the copies of messages out of it and into it.
+/// A revocation waits for the copies of messages from and to its memory.
 #[test]
-fn messages_are_copied_when_nobody_takes_their_memory_back() {
+fn messages_are_not_copied_during_a_revocation() {
     let pair = Pair::new();
     let (here, there) = (region(&pair.alice, SMALL), region(&pair.bob, SMALL));
     let waits = |session: &Session, copy: &(dyn Fn() + Sync)| {
@@ -108,17 +114,20 @@ fn messages_are_copied_when_nobody_takes_their_memory_back() {
                 tell.send(()).unwrap();
             });
             let early = told.recv_timeout(Duration::from_millis(100));
-            assert!(early.is_err(), "it was copied meanwhile");
+            assert!(
+                early.is_err(),
+                "the message was copied during the revocation"
+            );
             drop(taking_back);
         });
     };
     let send = || {
         let send = pair.alice.send(&pair.to_bob, here.at(0), SMALL, 7).unwrap();
-        // Its end is waited for elsewhere.
+        // The end of the send is not awaited here.
         std::mem::forget(send);
     };
     waits(&pair.alice, &send);
-    wait_until("the message is there", || {
+    wait_until("the message has arrived", || {
         let tagged = &pair.to_alice.shared.tagged;
         !tagged.state.lock().arrived.is_empty()
     });
@@ -131,7 +140,7 @@ fn messages_are_copied_when_nobody_takes_their_memory_back() {
     });
 }
 
-/// A message that came along with its announcement.
+/// Makes a message that arrived with its announcement.
 fn arrival(tag: u64) -> Arrival {
     Arrival {
         id: tag,
@@ -143,28 +152,33 @@ fn arrival(tag: u64) -> Arrival {
 }
 
 #[test]
-fn bytes_that_nobody_waits_for_are_kept_up_to_a_limit() {
+fn unmatched_bytes_are_kept_up_to_a_limit() {
     let pair = Pair::new();
     let link = pair.to_bob.shared.link().expect("connected");
     let here = region(&pair.alice, SMALL);
     let tagged = Tagged::new(2 * SMALL);
     let has_bytes = |tag| {
         let (target, memory) = pair.alice.core().slice(here.at(0), SMALL).unwrap();
-        let receive = TaggedReceive::new(tag, target, memory);
-        let found = tagged.post(&receive).unwrap().expect("it is there");
+        let metered = pair.to_bob.shared.metered();
+        let context = pair.alice.core().context();
+        let receive = TaggedReceive::new(context, metered, tag, target, memory);
+        let found = tagged
+            .post(&receive)
+            .unwrap()
+            .expect("the announcement has arrived");
         found.arrival.inline.is_some()
     };
     for tag in 0..3 {
         assert!(tagged.take(&link, arrival(tag), None).is_none());
     }
     assert_eq!([0, 1, 2].map(has_bytes), [true, true, false]);
-    // What was taken has made room.
+    // Matched messages have made room.
     assert!(tagged.take(&link, arrival(3), None).is_none());
     assert!(has_bytes(3));
 }
 
 #[test]
-fn what_is_announced_after_the_end_is_not_kept() {
+fn announcement_after_the_end_is_not_kept() {
     let pair = Pair::new();
     let link = pair.to_bob.shared.link().expect("connected");
     let tagged = Tagged::new(SMALL);

@@ -3,6 +3,7 @@
 use super::*;
 use crate::memory::nearness_tests::{GPUS, nics, two_sockets};
 use crate::memory::{Nearness, Registry, Staging};
+use crate::trace::Trace;
 use crate::{Buffer, Config};
 use proptest::prelude::*;
 use tcpx_cuda::StandIn;
@@ -28,7 +29,7 @@ fn piece(local: usize, remote: u64, len: usize, region: u8) -> Piece {
     }
 }
 
-/// The first is host memory at both ends.
+/// Makes groups; the first is host memory at both ends.
 fn groups(count: u32) -> Vec<Group> {
     let remote = |group| match group {
         0 => MemoryKind::Host,
@@ -52,7 +53,7 @@ fn plan(pieces: &[Piece], chunk_bytes: usize, lanes: usize) -> Plan {
 }
 
 #[test]
-fn a_device_does_not_copy_across_regions_that_touch() {
+fn device_does_not_copy_across_adjacent_regions() {
     let other = Piece {
         memory: 1,
         ..piece(1100, 0x2000, 100, 1)
@@ -81,7 +82,7 @@ fn a_plan_uses_the_interfaces_nearest_to_any_of_its_memory() {
     let staging = |gpu: Option<u32>| {
         let config = Config::defaults();
         let nearness = Nearness::new(&config, &nics(tree.path()), tree.path());
-        let staging = Staging::new(&config, nearness);
+        let staging = Staging::new(&config, nearness, &Trace::default());
         match gpu {
             Some(gpu) => staging.on(StandIn::new(1).at(GPUS[gpu as usize], gpu)),
             None => staging,
@@ -114,12 +115,12 @@ fn a_plan_uses_the_interfaces_nearest_to_any_of_its_memory() {
     assert_eq!(near(&[0, 2]), InterfaceSet::ALL);
     assert_eq!(near(&[2]), InterfaceSet::ALL);
     assert_eq!(near(&[]), InterfaceSet::ALL);
-    // A part of it, for a tagged message, is where the whole is.
+    // An alias, as a tagged message uses, has the interfaces of the whole region.
     let alias = registry.add_alias(memory[1].memory(), memory[1].memory().span);
     assert_eq!(alias.near, second);
 }
 
-/// Every byte of a plan as (local, region, remote), in order.
+/// Returns every byte of a plan as (local, region, remote), in order.
 fn bytes_of(plan: &Plan) -> Vec<(usize, RegionKey, u64)> {
     let mut out = Vec::new();
     for i in 0..plan.len() {
@@ -210,7 +211,7 @@ proptest! {
     }
 }
 
-/// A plan with the same arrays, for looking at single chunks.
+/// Returns a plan with the same arrays and no chunks, to check single chunks.
 fn plan_parts(plan: &Plan) -> Plan {
     Plan {
         op: plan.op,
@@ -227,7 +228,7 @@ fn plan_parts(plan: &Plan) -> Plan {
 }
 
 #[test]
-fn touching_segments_are_one() {
+fn adjacent_segments_are_merged() {
     let pieces: Vec<_> = (0..64)
         .map(|i| piece(4096 + i * 100, 7000 + i as u64 * 100, 100, 1))
         .collect();
@@ -278,6 +279,24 @@ fn memory_of_devices_is_cut_into_longer_chunks() {
         .collect();
     let expected = [vec![(0, 1); 32], vec![(1, CHUNK_FACTOR); 16 / CHUNK_FACTOR]];
     assert_eq!(lengths, expected.concat());
+}
+
+#[test]
+fn a_lane_moves_memory_of_a_device_in_two_chunks() {
+    for (total, lengths) in [
+        (64 << 20, 2 << 20),
+        (16 << 20, 1 << 20),
+        (4 << 20, 512 << 10),
+        (1 << 20, 128 << 10),
+    ] {
+        let on_device = Piece {
+            group: 1,
+            ..piece(4096, 0, total, 1)
+        };
+        let plan = plan(&[on_device], 1 << 20, 8);
+        let mut chunks = (0..plan.len()).map(|i| plan.layout(i));
+        assert!(chunks.all(|chunk| chunk.bytes == lengths), "{total}");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ fn copy_of(gates: &Gates) -> OwnedFd {
     gates.descriptor().try_clone_to_owned().unwrap()
 }
 
-/// Both ends, in this process, at two addresses.
+/// Both ends in this process, mapped at two addresses.
 fn both(count: usize) -> (Gates, Gates) {
     let owner = Gates::create(count).unwrap();
     let user = Gates::open(copy_of(&owner), count).unwrap();
@@ -32,7 +32,7 @@ fn a_gate_counts_its_users_until_it_is_closed() {
     assert_eq!(owner.users(1), 1);
     assert!(!owner.reopen(1), "somebody is inside");
     assert!(user.enter(1).is_none());
-    // An owned pass keeps the gates.
+    // An owned pass keeps the gates alive.
     drop(user);
     assert_eq!(owner.users(1), 1);
     drop(second);
@@ -49,7 +49,7 @@ fn nobody_is_inside_once_a_closed_gate_has_no_users() {
     const ROUNDS: usize = 20_000;
     let (owner, user) = both(ROUNDS);
     let free: Vec<_> = (0..ROUNDS).map(|_| AtomicBool::new(false)).collect();
-    // How many gates each user is done with.
+    // Number of gates that each user has finished with.
     let done = [const { AtomicUsize::new(0) }; 2];
     std::thread::scope(|scope| {
         for done in &done {
@@ -69,7 +69,7 @@ fn nobody_is_inside_once_a_closed_gate_has_no_users() {
         }
         scope.spawn(|| {
             for (index, free) in free.iter().enumerate() {
-                // Closes each gate at another moment of its users.
+                // Closes each gate at a different moment of its users' loops.
                 for _ in 0..index % 97 {
                     std::hint::spin_loop();
                 }
@@ -123,7 +123,7 @@ fn forked_children_neither_enter_nor_leave() {
     assert_eq!(owner.users(0), 0);
 }
 
-/// The other side can write whatever it likes.
+/// The other process can write any value.
 #[test]
 fn any_value_in_a_gate_is_harmless() {
     for users in [u32::MAX, u32::MAX - 1, 1 << 31, 0] {
@@ -180,7 +180,7 @@ fn only_sealed_memory_of_the_right_size_is_opened() {
         let refused = Gates::open(memory(640, all), count).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::InvalidInput, "{count}");
     }
-    // Neither end changes the size any more.
+    // Neither end can change the size any more.
     let gates = Gates::create(10).unwrap();
     for bytes in [0, 639, 641] {
         assert!(ftruncate(gates.descriptor().as_fd(), bytes).is_err());

@@ -4,41 +4,14 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use super::*;
+use crate::pages::{Pages, page};
 use crate::span::{Cursor, Span};
 
-const PAGE: usize = 4096;
-
-/// Pages at the same address in this process and in those that it forks: not shared, each has its
-/// own.
-struct Pages {
-    address: *mut u8,
-    count: usize,
-}
-
 impl Pages {
-    fn new(count: usize) -> Self {
-        let (access, flags) = (
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-        );
-        let nowhere = std::ptr::null_mut();
-        // SAFETY: the kernel chooses where.
-        let address = unsafe { libc::mmap(nowhere, count * PAGE, access, flags, -1, 0) };
-        assert_ne!(address, libc::MAP_FAILED);
-        let address = address.cast();
-        Self { address, count }
-    }
-
-    fn protect(&self, page: usize, protection: libc::c_int) {
-        let address = self.address.wrapping_add(page * PAGE).cast();
-        // SAFETY: a page of ours.
-        assert_eq!(unsafe { libc::mprotect(address, PAGE, protection) }, 0);
-    }
-
     /// The bytes, which the other process may change at any time.
     fn bytes(&self) -> &[AtomicU8] {
         // SAFETY: mapped while `self` lives; tests do not look at pages that they have protected.
-        unsafe { std::slice::from_raw_parts(self.address.cast(), self.count * PAGE) }
+        unsafe { std::slice::from_raw_parts(self.address.cast(), self.count * page()) }
     }
 
     fn fill(&self, byte: impl Fn(usize) -> u8) {
@@ -53,22 +26,15 @@ impl Pages {
     }
 
     fn span(&self, at: usize, len: usize) -> Span {
-        assert!(at + len <= self.count * PAGE);
-        // SAFETY: of ours, and accessed by atomics otherwise.
+        assert!(at + len <= self.count * page());
+        // SAFETY: the memory belongs to this value, and is otherwise accessed by atomics.
         unsafe { Span::new(self.address.wrapping_add(at), len) }
     }
 
-    /// The same range in the other process.
+    /// Returns the same range in the other process.
     fn remote(&self, at: usize, len: usize) -> Remote {
         let address = self.address.wrapping_add(at).addr() as u64;
         Remote { address, len }
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: nobody uses them any more.
-        unsafe { libc::munmap(self.address.cast(), self.count * PAGE) };
     }
 }
 
@@ -82,14 +48,14 @@ fn start() -> Cursor {
 
 /// Ranges of three pages, by start and length: few or many, short or long, overlapping or empty.
 fn ranges() -> impl Strategy<Value = Vec<(usize, usize)>> {
-    let range = |most| (0..3 * PAGE - most, 0..=most);
+    let range = |most| (0..3 * page() - most, 0..=most);
     prop_oneof![
         prop::collection::vec(range(40), 0..900),
-        prop::collection::vec(range(2 * PAGE), 0..6),
+        prop::collection::vec(range(2 * page()), 0..6),
     ]
 }
 
-/// Which byte goes where, one by one, from one list of ranges to another.
+/// Lists which byte goes where, one by one, from one list of ranges to another.
 fn steps(from: &[(usize, usize)], to: &[(usize, usize)]) -> Vec<(usize, usize)> {
     let each = |list: &[(usize, usize)]| {
         let bytes = list.iter().flat_map(|(at, len)| *at..at + len);
@@ -104,14 +70,14 @@ fn lists_are_moved_byte_for_byte_whatever_their_boundaries() {
     let (mut child, wire) = neighbour(|wire| {
         pages.fill(theirs);
         say(&wire, "filled");
-        // Compares its memory with what this process should have written to it.
+        // The child compares its memory with what this process should have written to it.
         let (expected, _) = next(&wire).unwrap();
         pages.copy() == expected
     });
     expect(&wire, "filled");
     let process = Neighbour::of(&wire).unwrap();
     let mut runner = TestRunner::new(Config::with_cases(200));
-    let all: Vec<u8> = (0..3 * PAGE).map(theirs).collect();
+    let all: Vec<u8> = (0..3 * page()).map(theirs).collect();
     let expected = std::cell::RefCell::new(all);
     let cases = (ranges(), ranges(), 0..50_usize);
     let property = |(there, here, skip): (Vec<_>, Vec<_>, usize)| {
@@ -121,7 +87,7 @@ fn lists_are_moved_byte_for_byte_whatever_their_boundaries() {
             .iter()
             .map(|(at, len)| pages.remote(*at, *len))
             .collect();
-        // Begins somewhere in the local list.
+        // Begins in the middle of the local list.
         let mut cursor = start();
         let skip = skip.min(cursor.remaining(&spans));
         cursor.advance(&spans, skip);
@@ -146,7 +112,7 @@ fn lists_are_moved_byte_for_byte_whatever_their_boundaries() {
         }
         let written = process.write((&spans, cursor), &remotes).unwrap();
         prop_assert_eq!(written, writes.len());
-        prop_assert!(pages.copy() == (0..3 * PAGE).map(mine).collect::<Vec<_>>());
+        prop_assert!(pages.copy() == (0..3 * page()).map(mine).collect::<Vec<_>>());
         Ok(())
     };
     runner.run(&cases, property).unwrap();
@@ -175,36 +141,36 @@ fn a_fault_in_the_middle_of_a_list_tells_whose_and_where() {
     let own = Pages::new(4);
     let local = [own.span(0, 5000), own.span(6000, 5000)];
     let there = Side::There;
-    // 100 bytes, then 50, of which 20 are before the page that is not there.
+    // 100 bytes, then 50, of which 20 precede the page that is not mapped.
     let list = [
         pages.remote(200, 100),
-        pages.remote(PAGE - 20, 50),
+        pages.remote(page() - 20, 50),
         pages.remote(0, 10),
     ];
     assert_eq!(fault(process.read(&list, (&local, start()))), (there, 120));
     assert_eq!(fault(process.write((&local, start()), &list)), (there, 120));
-    // At once, and at addresses where nothing can be.
+    // A fault at the first byte, and at addresses where nothing can be mapped.
     for address in [list[1].address + 20, 8, u64::MAX - 4, 1 << 63] {
         let list = [Remote { address, len: 2 }];
         assert_eq!(fault(process.read(&list, (&local, start()))), (there, 0));
         assert_eq!(fault(process.write((&local, start()), &list)), (there, 0));
     }
-    // Memory that can be read only.
-    let list = [pages.remote(3 * PAGE - 9, 100)];
+    // Read-only memory.
+    let list = [pages.remote(3 * page() - 9, 100)];
     assert_eq!(process.read(&list, (&local, start())).unwrap(), 100);
     assert_eq!(fault(process.write((&local, start()), &list)), (there, 9));
 
-    let list = [pages.remote(2 * PAGE, PAGE)];
+    let list = [pages.remote(2 * page(), page())];
     own.protect(2, libc::PROT_NONE);
-    let local = [own.span(0, 30), own.span(2 * PAGE - 7, 50)];
+    let local = [own.span(0, 30), own.span(2 * page() - 7, 50)];
     let here = Side::Here;
     assert_eq!(fault(process.read(&list, (&local, start()))), (here, 37));
     assert_eq!(fault(process.write((&local, start()), &list)), (here, 37));
     own.protect(2, libc::PROT_READ);
     assert_eq!(fault(process.read(&list, (&local, start()))), (here, 37));
     assert_eq!(process.write((&local, start()), &list).unwrap(), 80);
-    // The kernel refuses the whole list for this one.
-    // SAFETY: nothing is mapped there for programs.
+    // For this span the kernel refuses the whole list.
+    // SAFETY: nothing in user space is mapped at this address.
     let odd = unsafe { Span::new(std::ptr::without_provenance_mut(1 << 63), 8) };
     let local = [own.span(0, 30), odd];
     assert_eq!(fault(process.read(&list, (&local, start()))).0, here);
@@ -233,12 +199,12 @@ fn a_process_that_has_ended_is_gone() {
         for result in results {
             assert!(matches!(result, Err(Error::Gone)), "{result:?}");
         }
-        // Nobody else is taken for the process that has connected.
+        // No other process is taken for the one that connected.
         assert!(matches!(Neighbour::of(&wire), Err(Error::Gone)));
     }
 }
 
-/// The number and the pidfd stay; the memory is another.
+/// The process id and the pidfd stay; the memory changes.
 #[test]
 fn a_process_that_executes_another_program_is_gone() {
     let pages = Pages::new(1);
@@ -260,7 +226,7 @@ fn a_process_that_executes_another_program_is_gone() {
     say(&wire, "execute");
     wait_for(&wire, PollFlags::RDHUP);
     assert!(!process.is_gone(), "cannot execute");
-    // Something that is mapped in every process of this program, or in none.
+    // An address that is mapped in every process of this program, or in none.
     let (local, list) = ([pages.span(0, 100)], [pages.remote(0, 100)]);
     let results = [
         process.write((&local, start()), &list),
@@ -272,8 +238,8 @@ fn a_process_that_executes_another_program_is_gone() {
     }
 }
 
-/// The number of a process that has ended is given to another one, while a process that the first
-/// one has made without handlers keeps the socket open.
+/// The id of a process that has ended is reused, while a child that it made without fork handlers
+/// keeps the socket open.
 #[test]
 fn a_number_that_is_given_out_anew_is_not_the_neighbour() {
     let name = "a_number_that_is_given_out_anew_is_not_the_neighbour";
@@ -301,7 +267,7 @@ fn a_number_that_is_given_out_anew_is_not_the_neighbour() {
         child.wait();
         let (local, list) = ([pages.span(0, 100)], [pages.remote(0, 100)]);
         let pid = [child.pid];
-        // `struct clone_args`: the signal at the end, and the number that is asked for.
+        // `struct clone_args`: the exit signal, and the requested process id.
         let mut arguments = [0_u64; 10];
         arguments[4] = libc::SIGCHLD as u64;
         arguments[8] = pid.as_ptr().expose_provenance() as u64;
@@ -315,7 +281,10 @@ fn a_number_that_is_given_out_anew_is_not_the_neighbour() {
         }
         if made < 0 {
             let error = std::io::Error::last_os_error();
-            eprintln!("skipped, cannot choose the number of a process ({error}): {name}");
+            skipped(
+                name,
+                &format!("the number of a process cannot be chosen: {error}"),
+            );
             return;
         }
         let _other = Child {

@@ -5,7 +5,7 @@ use super::*;
 
 const NOBODY: u32 = 65534;
 
-/// Goes on as a user without any capabilities, whose memory others of that user may reach.
+/// Drops to a user without capabilities, whose memory other processes of that user may access.
 fn become_nobody() {
     // SAFETY: changes the user of this process, which has one thread.
     let results = unsafe {
@@ -44,7 +44,7 @@ fn memory_of_another_user_is_refused() {
             && text.contains("user 0, group 0")
             && next(&wire).is_none()
     });
-    // The administrator may, unless Yama forbids it to everybody.
+    // Root may, unless Yama forbids it to everybody.
     if ptrace_scope() < 3 {
         let process = Neighbour::of(&wire).unwrap();
         let bytes = process.read_nonce(nonce.address()).unwrap();
@@ -89,7 +89,7 @@ fn memory_of_a_protected_process_is_refused() {
     }
 }
 
-/// Answers a system call of this process, where its argument has that value, with an error.
+/// Makes a system call of this process fail with `error` where its argument has that value.
 fn filter(call: libc::c_long, argument: Option<(usize, u32)>, error: libc::c_int) {
     let step = |code: u32, jump_else, k| libc::sock_filter {
         code: code as u16,
@@ -117,7 +117,7 @@ fn filter(call: libc::c_long, argument: Option<(usize, u32)>, error: libc::c_int
         len: program.len() as u16,
         filter: program.as_mut_ptr(),
     };
-    // SAFETY: the program outlives the calls, and concerns this process alone.
+    // SAFETY: the program outlives the calls, and affects this process only.
     let results = unsafe {
         [
             libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
@@ -144,7 +144,7 @@ fn a_filtered_system_call_is_told_from_a_missing_right() {
     }
 }
 
-/// Before Linux 6.5 a socket does not name the process by a descriptor.
+/// Before Linux 6.5 a socket does not give a descriptor of its peer process.
 #[test]
 fn the_process_is_found_by_its_number_on_older_kernels() {
     let (mut child, wire) = neighbour(|wire| {
@@ -154,7 +154,7 @@ fn the_process_is_found_by_its_number_on_older_kernels() {
         let is_there = !parent.is_gone();
         say(&wire, "have it");
         let has_ended = next(&wire).is_none();
-        // The wire has ended: the number may be anybody's by now.
+        // The wire has ended: the process id may have been reused.
         is_there && has_ended && matches!(Neighbour::of(&wire), Err(Error::Gone))
     });
     expect(&wire, "have it");
@@ -170,9 +170,9 @@ fn a_process_in_another_pid_namespace_is_refused() {
     }
     let door = Door::open().unwrap();
     let mut child = Child::fork(|| {
-        // SAFETY: the children of this process get numbers of their own.
+        // SAFETY: affects only the process ids of this process's future children.
         if unsafe { libc::unshare(libc::CLONE_NEWPID) } != 0 {
-            eprintln!("skipped, cannot make a PID namespace: {name}");
+            skipped(name, "a PID namespace cannot be made");
             return true;
         }
         let mut inner = Child::fork(|| {

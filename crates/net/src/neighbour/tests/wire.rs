@@ -31,7 +31,7 @@ fn a_door_is_entered_by_its_name_until_it_is_dropped() {
 }
 
 #[test]
-fn a_full_door_is_an_answer() {
+fn a_full_door_refuses_connections() {
     let door = Door::open().unwrap();
     let mut wires = vec![Wire::connect(door.name()).unwrap()];
     for socket in [door.as_fd(), wires[0].as_fd()] {
@@ -100,7 +100,7 @@ fn what_a_wire_does_not_carry_is_not_sent() {
     assert!(matches!(far.receive(&mut [0; 8]), Ok(Received::Nothing)));
 }
 
-/// A peer may send what [`Wire::send`] would not.
+/// A peer may send messages that [`Wire::send`] refuses.
 #[test]
 fn what_a_wire_does_not_carry_is_refused_and_its_descriptors_are_closed() {
     let send = |wire: &Wire, bytes: &[u8], fds: &[BorrowedFd<'_>]| {
@@ -110,7 +110,7 @@ fn what_a_wire_does_not_carry_is_refused_and_its_descriptors_are_closed() {
         let (bytes, flags) = ([IoSlice::new(bytes)], SendFlags::empty());
         sendmsg(wire, &bytes, &mut ancillary, flags).unwrap();
     };
-    // Nobody else keeps a descriptor there.
+    // In a process of its own, where nothing else keeps a descriptor.
     alone(|| {
         for (len, fds, fits) in [
             (10, MAX_FDS, true),
@@ -129,7 +129,7 @@ fn what_a_wire_does_not_carry_is_refused_and_its_descriptors_are_closed() {
                 Err(error) if !fits => assert_eq!(error.kind(), ErrorKind::InvalidData),
                 other => panic!("{len} bytes, {fds} descriptors: {other:?}"),
             }
-            // Ends only when no copy of the writer is left.
+            // Returns 0 only when no copy of the writer is left.
             assert_eq!(reader.read(&mut [0]).unwrap(), 0);
             expect(&far, "next");
         }
@@ -137,7 +137,7 @@ fn what_a_wire_does_not_carry_is_refused_and_its_descriptors_are_closed() {
 }
 
 #[test]
-fn a_full_wire_is_an_answer() {
+fn a_full_wire_refuses_messages() {
     let (near, far) = pair();
     let bytes = vec![1; MAX_MESSAGE];
     let mut count = 0;
@@ -152,7 +152,7 @@ fn a_full_wire_is_an_answer() {
     assert!(near.send(&bytes, &[]).unwrap());
 }
 
-/// Also where the side that closes has not read everything, and where its socket is still in use.
+/// Holds also if the closing side has not read everything, or still uses its socket.
 #[test]
 fn a_closed_wire_yields_what_was_sent_and_then_ends() {
     let (near, far) = pair();

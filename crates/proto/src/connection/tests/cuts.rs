@@ -9,8 +9,8 @@ use super::pair::{Attempt, Comeback, Cut, Pair, Setup};
 use super::*;
 use crate::lane::Op;
 
-/// Both sides read and write, and say something in between. Some chunks are refused, and some carry
-/// a notification.
+/// Both sides read and write, and send notifications in between. Some chunks are refused, and some
+/// carry a notification.
 fn play(setup: &Setup) -> Pair {
     let mut pair = Pair::new(setup);
     let [client, server] = &mut pair.sides;
@@ -28,7 +28,7 @@ fn play(setup: &Setup) -> Pair {
     pair
 }
 
-/// Every byte at which one of the first streams can be cut, in every way.
+/// Lists every byte at which one of the first streams can be cut, in each of the eight ways.
 fn all_cuts(setup: &Setup) -> Vec<Cut> {
     let whole = play(setup);
     let mut cuts = Vec::new();
@@ -48,17 +48,21 @@ fn all_cuts(setup: &Setup) -> Vec<Cut> {
             }
         }
     }
-    assert!(cuts.len() > 8 * 1000, "a short script: {}", cuts.len());
+    assert!(
+        cuts.len() > 8 * 1000,
+        "the script has too few cuts: {}",
+        cuts.len()
+    );
     cuts
 }
 
-/// The same, every byte in one of the eight ways, which takes less long.
+/// Lists every byte in one of the eight ways only, which takes less time.
 fn each_byte(setup: &Setup) -> impl Iterator<Item = Cut> {
     let every = |(at, cut): (usize, Cut)| (at % 8 == at / 8 % 8).then_some(cut);
     all_cuts(setup).into_iter().enumerate().filter_map(every)
 }
 
-/// Plays the script for each of these cuts, and says which one was wrong.
+/// Plays the script for each of these cuts, and reports the cut that failed.
 fn play_all(setup: &Setup, cuts: impl IntoIterator<Item = Vec<Cut>>) {
     for cuts in cuts {
         let setup = Setup {
@@ -71,7 +75,7 @@ fn play_all(setup: &Setup, cuts: impl IntoIterator<Item = Vec<Cut>>) {
     }
 }
 
-/// Prints a setup when it is dropped, which is when its test fails.
+/// Prints a setup when it is dropped during a panic, so that a failed test shows it.
 struct Told<'a>(&'a Setup);
 
 impl Drop for Told<'_> {
@@ -98,7 +102,7 @@ fn the_only_lane_is_cut_after_any_byte() {
 #[test]
 fn a_lane_comes_back_while_the_other_goes_on() {
     use Attempt::{Fails, HalfOpen, Late, Succeeds};
-    // Chunks of the server may be on a stream that the client never had.
+    // The server's chunks may be on a stream that the client never had.
     for lanes in [1, 2] {
         for attempts in [[Succeeds; 3], [Late; 3], [HalfOpen, Fails, HalfOpen]] {
             let setup = Setup {
@@ -163,7 +167,7 @@ fn a_stream_is_given_up_before_the_client_has_it() {
 
 fn cuts(lanes: usize) -> impl Strategy<Value = Vec<Cut>> {
     let place = (0..lanes as u16, 0u32..4, 0usize..2);
-    // Late attempts are interesting when the stream is lost before it is used.
+    // Late attempts matter where the stream is lost before it is used.
     let at = prop_oneof![1 => Just(0u64), 3 => 0u64..500, 1 => 0u64..3000];
     let cut = (place, at, any::<bool>(), 0usize..2, any::<bool>());
     let cut = cut.prop_map(

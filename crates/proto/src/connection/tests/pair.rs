@@ -1,8 +1,8 @@
 //! Two sides of a connection over streams that may be cut after any byte.
 //!
 //! A [`Pair`] has two [`Side`]s and a [`Stream`] for each generation of each lane. [`Pair::step`]
-//! moves some bytes of every stream and lets both sides send. Where nothing moves any more,
-//! [`Pair::idle`] lets time pass: cuts are noticed, lanes come back.
+//! moves some bytes of every stream and lets both sides send. When nothing moves any more,
+//! [`Pair::idle`] lets time pass: cuts are noticed, lanes reconnect.
 
 use alloc::collections::BTreeMap;
 use alloc::rc::Rc;
@@ -11,7 +11,7 @@ use core::cell::RefCell;
 use super::side::{Books, Limits, Side};
 use super::*;
 
-/// Steps after which a client has the stream of an attempt that is late.
+/// Number of steps after which a client gets the stream of a late attempt.
 const LATE_STEPS: u32 = 8;
 
 /// The side that makes streams.
@@ -22,18 +22,18 @@ const SERVER: usize = 1;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
     pub(super) stream: StreamId,
-    /// It happens when so many bytes of this side have arrived.
+    /// The cut happens when this many bytes of the side `from` have arrived.
     pub(super) from: usize,
     pub(super) at: u64,
-    /// Whether bytes of the other side go on to arrive.
+    /// Whether bytes of the other side continue to arrive.
     pub(super) flows_back: bool,
-    /// Which side notices; the other is told, or finds out when nothing moves.
+    /// The side that notices first; the other is told, or finds out when nothing moves.
     pub(super) first: usize,
-    /// Whether it notices at once; otherwise when nothing moves.
+    /// Whether it notices at once; otherwise it notices when nothing moves.
     pub(super) at_once: bool,
 }
 
-/// When a lost lane is tried again. One is, in any case, when all are lost.
+/// When a lost lane is retried. One lane is retried in any case when all are lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Comeback {
     Never,
@@ -41,29 +41,29 @@ pub(super) enum Comeback {
     WhenIdle,
 }
 
-/// What becomes of an attempt to make a new stream.
+/// The outcome of an attempt to make a new stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Attempt {
     Succeeds,
     /// The server takes the stream, the client later.
     Late,
-    /// The server takes the stream, the client never hears.
+    /// The server takes the stream, the client never learns of it.
     HalfOpen,
-    /// The server never hears.
+    /// The server never sees the attempt.
     Fails,
 }
 
-/// What a [`Pair`] is made with.
+/// The parameters of a [`Pair`].
 #[derive(Clone, Debug)]
 pub(super) struct Setup {
     pub(super) lanes: usize,
-    /// What each side allows the other.
+    /// The window that each side grants the other.
     pub(super) windows: [usize; 2],
     pub(super) copying: u32,
     pub(super) cuts: Vec<Cut>,
     pub(super) comeback: Comeback,
     pub(super) attempts: Vec<Attempt>,
-    /// Bytes on a wire above which a sender waits.
+    /// Number of bytes on a wire above which a sender waits.
     pub(super) room: usize,
     /// Moves a random number of bytes at a time.
     pub(super) seed: Option<u64>,
@@ -105,20 +105,20 @@ impl Wire {
 /// The wires of a stream, by the side that sends.
 pub(super) type Stream = [Wire; 2];
 
-/// Two sides and what is between them.
+/// Two sides and the streams between them.
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) sides: [Side; 2],
     pub(super) streams: BTreeMap<StreamId, Stream>,
     books: Rc<RefCell<Books>>,
     cuts: Vec<Cut>,
-    /// Cuts that have happened, and who is going to notice.
+    /// Cuts that have happened, each with the side that will notice.
     unnoticed: VecDeque<(StreamId, usize)>,
     comeback: Comeback,
     attempts: VecDeque<Attempt>,
-    /// The last generation that was tried, by lane.
+    /// The generation tried last, by lane.
     generations: Vec<u32>,
-    /// Streams that the server has and the client is going to have, and after how many steps.
+    /// Streams that the server has and the client is about to get, each with the steps left.
     late: VecDeque<(StreamId, u32)>,
     room: usize,
     pings: usize,
@@ -156,13 +156,13 @@ impl Pair {
         }
     }
 
-    /// Goes on until nothing is under way any more; then checks that everything has come about,
+    /// Runs until nothing is in flight any more; then checks that everything has happened exactly
     /// once.
     pub(super) fn run(&mut self) {
         let mut steps = 0;
         while self.step() || self.idle() {
             steps += 1;
-            assert!(steps < 20_000, "they go round in circles");
+            assert!(steps < 20_000, "the two sides make no progress");
         }
         self.books.borrow().assert_all_settled();
         for (side, peer) in [(0, 1), (1, 0)] {
@@ -248,7 +248,7 @@ impl Pair {
         true
     }
 
-    /// Lets the cuts happen that are due.
+    /// Performs the cuts that are due.
     fn cut(&mut self) {
         let streams = &self.streams;
         let is_due = |cut: &mut Cut| {
@@ -277,7 +277,7 @@ impl Pair {
         is_open
     }
 
-    /// Lets time pass where nothing moves. Returns whether that has changed anything.
+    /// Lets time pass when nothing moves. Returns whether that changed anything.
     fn idle(&mut self) -> bool {
         if let Some((id, side)) = self.unnoticed.pop_front() {
             self.notice(id, side);

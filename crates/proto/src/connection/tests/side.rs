@@ -1,5 +1,4 @@
-//! One side of a connection: its lanes, and what outlives them, with the part of the work that is
-//! the caller's.
+//! One side of a connection: its lanes, the state that outlives them, and the caller's part.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -10,20 +9,20 @@ use super::*;
 use crate::frame::{Entry, FLAG_NOTIFY, HEADER_BYTES, Header, Kind, REGION_BYTES, Table, down};
 use crate::lane::{Landing, Lane, Meaning, Offer, Op, Room, Take, Ticket, Transmit};
 
-/// Names a chunk of either side.
+/// Identifies a chunk of either side.
 type Key = (usize, ChunkId);
 
-/// Which chunks their target refuses, in every test.
+/// Returns whether the target refuses a chunk, in every test.
 fn is_refused(id: ChunkId) -> bool {
     id.transfer.is_multiple_of(3) && id.seq % 4 == 1
 }
 
-/// Which WRITE chunks carry a notification.
+/// Returns whether a WRITE chunk carries a notification.
 fn has_rider(id: ChunkId) -> bool {
     id.transfer.is_multiple_of(5) && id.seq == 0
 }
 
-/// What the target memory of one chunk holds.
+/// The content of the target memory of one chunk.
 #[derive(Debug)]
 struct Image {
     op: Op,
@@ -31,14 +30,14 @@ struct Image {
     bytes: Vec<u8>,
     /// How often the chunk was sent or asked for.
     attempts: u8,
-    /// Whether the target of a WRITE has dealt with it.
+    /// Whether the target of a WRITE has processed it.
     dealt_with: bool,
-    /// Whether it was refused, once it is settled.
+    /// Once the chunk is settled: whether it was refused.
     settled: Option<bool>,
     riders: usize,
 }
 
-/// What happens to the chunks of both sides, checked as it happens.
+/// Tracks and checks the chunks of both sides.
 #[derive(Debug, Default)]
 pub(super) struct Books(BTreeMap<Key, Image>);
 
@@ -81,7 +80,7 @@ impl Books {
         );
     }
 
-    /// Notes that the target has dealt with a WRITE chunk.
+    /// Records that the target has processed a WRITE chunk.
     fn written(&mut self, key: Key, rider: bool) {
         let image = self.image(key);
         assert!(!image.dealt_with, "{key:?} lands again");
@@ -89,7 +88,7 @@ impl Books {
         image.riders += usize::from(rider);
     }
 
-    /// Checks that every chunk has had its end, and every notification that rides along.
+    /// Checks that every chunk is settled, and every notification of a chunk delivered.
     pub(super) fn assert_all_settled(&self) {
         for (key, image) in &self.0 {
             let (side, id) = key;
@@ -103,7 +102,7 @@ impl Books {
     }
 }
 
-/// A byte of a payload: the attempt and what belongs there.
+/// Returns a byte of a payload, from the attempt and the position.
 fn pattern(id: ChunkId, attempt: u8, at: usize) -> u8 {
     attempt << 4 | (id.transfer as u8 ^ id.seq as u8).wrapping_add(at as u8) & 15
 }
@@ -112,7 +111,7 @@ fn payload(piece: Piece, attempt: u8) -> impl Iterator<Item = u8> {
     (0..piece.bytes as usize).map(move |at| pattern(piece.id, attempt, at))
 }
 
-/// Chunks that nobody has taken. Clones share them.
+/// Chunks not taken yet. Clones share them.
 #[derive(Clone, Debug)]
 struct Batch {
     op: Op,
@@ -157,7 +156,7 @@ impl Offer for Batch {
     }
 }
 
-/// A READ request, and with which attempt it came.
+/// A READ request, with the number of its attempt.
 #[derive(Clone, Copy, Debug)]
 struct Asked(Piece, u8);
 
@@ -173,7 +172,7 @@ impl Room<Batch, Asked> for Roomy {
     }
 }
 
-/// What has arrived and is dealt with in the order of its frames.
+/// A frame that has arrived, to be processed in order.
 #[derive(Debug)]
 enum Arrival {
     Written { id: ChunkId, rider: bool },
@@ -191,7 +190,7 @@ struct Current {
     payload: Vec<u8>,
 }
 
-/// A payload that a device copies to its place, and in how many steps it is there.
+/// A payload that a device is copying, with the steps left.
 #[derive(Debug)]
 struct Copying {
     steps: u32,
@@ -217,7 +216,7 @@ struct End {
 pub(super) struct Limits {
     pub(super) window: usize,
     pub(super) own_window: usize,
-    /// In how many steps a device copies a payload, at most; 0 for host memory.
+    /// Maximum steps in which a device copies a payload; 0 for host memory.
     pub(super) copying: u32,
 }
 
@@ -232,7 +231,7 @@ pub(super) struct Side {
     losses: Losses<Piece>,
     /// The lane that messages travel on.
     carrier: Option<usize>,
-    /// What every lane takes from, also those that come later.
+    /// The offers of every lane, also of lanes that reconnect.
     offers: Vec<Batch>,
     books: Rc<RefCell<Books>>,
     said: u64,
@@ -284,7 +283,7 @@ impl Side {
         }
     }
 
-    /// The stream that is open here.
+    /// Returns the stream that is open here.
     pub(super) fn stream(&self, lane: usize) -> Option<StreamId> {
         self.ends[lane].as_ref().map(|end| end.stream)
     }
@@ -351,7 +350,7 @@ impl Side {
         }
     }
 
-    /// Chooses the lane that messages travel on, where all go out again.
+    /// Chooses the lane that carries messages, and sends all kept messages again on it.
     fn elect(&mut self) {
         self.carrier = self.ends.iter().position(Option::is_some);
         if let Some(lane) = self.carrier {
@@ -371,7 +370,7 @@ impl Side {
         }
     }
 
-    /// Takes a new stream; false where it is not wanted any more.
+    /// Adopts a new stream; returns false if it is outdated.
     pub(super) fn open(&mut self, stream: StreamId) -> bool {
         if !self.losses.open(stream) {
             return false;
@@ -385,12 +384,12 @@ impl Side {
         true
     }
 
-    /// Lets go of a lane's stream, and says so.
+    /// Closes a lane's stream, and sends a LaneDown.
     pub(super) fn close(&mut self, lane: usize) {
         let Some(mut end) = self.ends[lane].take() else {
             return;
         };
-        // Nothing lands any more: what was under way is asked for again, what is whole counts.
+        // Nothing lands any more: unfinished READs are requested again, complete ones count.
         let mut reads = Vec::new();
         let begun = end.current.take().map(|current| current.meaning);
         let copied = end.copies.drain(..).map(|copy| copy.arrival);
@@ -442,7 +441,7 @@ impl Side {
         self.books.borrow_mut().settle((self.index, id), refused);
     }
 
-    /// Deals with a WRITE chunk of the peer that has landed, or was refused.
+    /// Processes a WRITE chunk of the peer that has landed, or was refused.
     fn written(&self, lane: &mut Lane<Batch, Asked>, id: ChunkId, rider: bool) {
         let refusal = is_refused(id).then(|| (Status::UnknownRegion, String::from("no")));
         let key = (1 - self.index, id);
@@ -451,7 +450,7 @@ impl Side {
         lane.handle_landed(id, refusal);
     }
 
-    /// The next piece of a stream: what is urgent, then at most one frame with a chunk.
+    /// Appends the next bytes of a stream: urgent frames, then at most one frame with a chunk.
     pub(super) fn transmit(&mut self, lane: usize, out: &mut Vec<u8>) {
         let Some(end) = &mut self.ends[lane] else {
             return;
@@ -476,7 +475,7 @@ impl Side {
         }
     }
 
-    /// Appends a frame with a table, which says which attempt it is.
+    /// Appends a frame with a table that encodes the attempt.
     fn begin(&self, out: &mut Vec<u8>, kind: Kind, piece: Piece) {
         let attempt = self.books.borrow_mut().attempt((self.index, piece.id));
         Header {
@@ -498,7 +497,7 @@ impl Side {
         }
     }
 
-    /// Takes bytes of a stream.
+    /// Processes received bytes of a stream.
     pub(super) fn handle_input(&mut self, lane: usize, bytes: &[u8]) {
         let end = self.ends[lane].as_mut().expect("a stream that is open");
         end.input.extend_from_slice(bytes);
@@ -511,7 +510,7 @@ impl Side {
             let count = missing.min(end.input.len());
             let at = current.payload.len();
             current.payload.extend(end.input.drain(..count));
-            // Host memory is written as the bytes come.
+            // Host memory is written as the bytes arrive.
             if self.limits.copying == 0
                 && let Some(key) = key(self.index, current)
             {
@@ -588,7 +587,7 @@ impl Side {
         is_busy
     }
 
-    /// Deals with what has its turn.
+    /// Processes the frames whose turn has come.
     fn deliver(&mut self, lane: usize) {
         while let Some(mut end) = self.ends[lane].take() {
             let arrival = end.landing.poll_event();
@@ -624,7 +623,7 @@ impl Side {
         }
     }
 
-    /// Whether messages are kept that the peer may not have.
+    /// Returns whether messages are kept that the peer may not have.
     pub(super) fn has_messages(&self) -> bool {
         self.outbox.bytes() > 0
     }
@@ -656,7 +655,7 @@ fn received(out: &mut Vec<u8>, next: u32) {
     header.encode(out);
 }
 
-/// Whose memory a frame's payload is written to; none if that is nobody's.
+/// Returns the chunk whose memory takes a frame's payload, if any does.
 fn key(receiver: usize, current: &Current) -> Option<Key> {
     match &current.meaning {
         Meaning::Write(id) if !is_refused(*id) => Some((1 - receiver, *id)),
@@ -666,7 +665,7 @@ fn key(receiver: usize, current: &Current) -> Option<Key> {
 }
 
 impl End {
-    /// Looks at the next frame once all of it but the payload is there.
+    /// Begins the next frame once all of it but the payload has arrived.
     fn begin_frame(&mut self) -> bool {
         let Some(head) = self.input.first_chunk::<HEADER_BYTES>() else {
             return false;

@@ -1,4 +1,4 @@
-//! Peers that lie, replay or reflect. None of them gets in.
+//! Peers that lie, replay or reflect: every one is refused.
 
 use super::*;
 use crate::handshake::message;
@@ -21,7 +21,7 @@ fn a_client_with_the_wrong_secret_is_turned_away() {
     };
     assert_eq!(server.handle(&told), Err(rejected));
 
-    // A client that does not care and sends a proof made with a wrong secret gets no further.
+    // A client that sends a proof made with a wrong secret anyway is refused.
     let forged = Honest::between(client_to(&info_of(&wrong), 0xc1), server_as(wrong, 0x51));
     let mut server = super::server();
     server.handle(&forged.hello).unwrap();
@@ -56,7 +56,7 @@ fn a_server_with_the_wrong_secret_gets_no_proof() {
 
 #[test]
 fn an_impostor_connects_but_owns_nothing() {
-    // It was given the server's info, and claims to be the third session without its secret.
+    // The impostor has the server's info, and claims to be the third session without its secret.
     let impostor = Identity {
         secret: Secret::new([0xee; 32]),
         ..identity(THIRD)
@@ -143,7 +143,7 @@ fn reflected_messages_are_worthless() {
 }
 
 #[test]
-fn versions_without_overlap_part_in_peace() {
+fn disjoint_versions_are_rejected() {
     let patched = |min: u16, max: u16, tail: &[u8]| {
         let mut hello = Honest::new().hello;
         hello[8..10].copy_from_slice(&min.to_le_bytes());
@@ -169,7 +169,7 @@ fn versions_without_overlap_part_in_peace() {
         code: RejectCode::Version,
     };
     assert_eq!(client().handle(&answer.unwrap()), Err(rejected));
-    // A hello of the future need not look like ours behind the version range.
+    // A future hello may have another layout after the version range.
     let future = [b"TCPX\x01\0\x05\0".to_vec(), vec![2, 0, 2, 0, 0xff]].concat();
     let (result, answer) = handle(&future);
     assert_eq!(
@@ -189,7 +189,7 @@ fn versions_without_overlap_part_in_peace() {
     );
     assert_eq!(reject_code(answer), RejectCode::BadMessage);
 
-    // A client that also speaks ours may have appended fields; one that does not may not have.
+    // A client that also supports this version may have appended fields; others may not.
     let newer = patched(1, 9, b"fields of version 9");
     let (result, answer) = handle(&newer);
     assert_eq!(result, Ok(newer.len()));
@@ -202,8 +202,8 @@ fn versions_without_overlap_part_in_peace() {
 }
 
 #[test]
-fn an_authentic_server_is_not_believed_everything() {
-    // The secret is known here: this server is authentic and faulty.
+fn fields_of_an_authentic_server_are_checked() {
+    // This server knows the secret: it is authentic and faulty.
     let answer_with = |version: u16, requires: u32, window: u32| {
         let mut client = client();
         let mut transcript = super::super::proof::Transcript::default();
@@ -308,7 +308,7 @@ fn a_reject_is_as_long_as_its_code_wants() {
     assert_eq!(said(&[8, 0]), code(RejectCode::UnknownConnection));
     let trailing = crate::codec::CodecError::Trailing { left: 1 };
     assert_eq!(said(&[5, 0, 0]), MessageError::from(trailing).into());
-    // Of a code that is not known, what follows it is not known either.
+    // The bytes after an unknown code are unknown too.
     assert_eq!(said(&[200, 0]), code(RejectCode::Other(200)));
     let long = [200, 0, 1, 2, 3, 4, 5, 6, 7, 8];
     assert_eq!(said(&long), code(RejectCode::Other(200)));

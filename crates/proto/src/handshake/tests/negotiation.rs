@@ -1,4 +1,4 @@
-//! Sides that do not fit, and offers that nobody here knows.
+//! Incompatible sides, and offers of unknown features.
 
 use super::*;
 
@@ -10,8 +10,8 @@ fn missing(client_lacks: u32, server_lacks: u32) -> Missing {
     Missing::new(client, server).unwrap()
 }
 
-/// Runs a handshake between honest sides and returns what came of it at the client and at the
-/// server, together with the server's last message.
+/// Runs a handshake between honest sides and returns its result at the client and at the server,
+/// together with the server's last message.
 fn shake(
     at_client: Offer,
     at_server: Offer,
@@ -24,7 +24,7 @@ fn shake(
     let mut server = server_with(identity(SERVER), 0x51, at_server);
     server.handle(&client.poll_transmit().unwrap()).unwrap();
     let verdict = client.handle(&server.poll_transmit().unwrap());
-    // Whether they fit or not: the client proves itself, and is known before it is turned away.
+    // Compatible or not, the client proves itself, and is identified before it is rejected.
     let proof = client.poll_transmit().unwrap();
     assert_eq!(server.handle(&proof), Ok(proof.len()));
     assert_eq!(server.proven().unwrap().peer_name.as_str(), "client");
@@ -41,7 +41,7 @@ fn shake(
     (at_client, at_server, last)
 }
 
-/// Both sides must come to the same end, and the server must say it in these words.
+/// Checks that both sides report the same missing features, and that the Reject carries them.
 fn unfit(client: Offer, server: Offer, missing: Missing) {
     let (at_client, at_server, last) = shake(client, server);
     let incompatible = HandshakeError::PeerIncompatible { missing };
@@ -65,9 +65,9 @@ fn a_requirement_that_is_not_offered_is_named_with_its_side() {
     fit(native, native, 0);
     unfit(plugin, native, missing(0, comms));
     unfit(native, plugin, missing(comms, 0));
-    // Each lacks something.
+    // Each side lacks a feature.
     unfit(offer(0x30, 0x20), offer(0x50, 0x40), missing(0x40, 0x20));
-    // What is offered and not required is in nobody's way.
+    // Features that are offered and not required prevent nothing.
     fit(offer(comms, 0), native, 0);
     fit(native, offer(comms, 0), 0);
     fit(offer(comms, 0), plugin, comms);
@@ -94,7 +94,7 @@ fn unknown_requirements_are_not_met() {
 
 #[test]
 fn encryption_is_never_agreed_on() {
-    // Whoever offers everything offers no encryption.
+    // An offer of everything does not include encryption.
     let all = Offer::new(Features::from_bits(u32::MAX), Features::NONE).unwrap();
     let mut client = client_with(&info_of(&identity(SERVER)), 1, all);
     let hello = client.poll_transmit().unwrap();
@@ -104,7 +104,7 @@ fn encryption_is_never_agreed_on() {
     let answer = server.poll_transmit().unwrap();
     assert_eq!(answer[10..18], [0xf6, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
 
-    // Sides of the future may offer it and are answered without it, or require it and fail.
+    // Future sides may offer encryption and are answered without it, or require it and fail.
     let encryption = Features::ENCRYPTION.bits();
     let reserved = 0b1001;
     fit(offer(u32::MAX, 0), all, !reserved);
@@ -115,7 +115,7 @@ fn encryption_is_never_agreed_on() {
 
 #[test]
 fn a_stranger_is_not_told_that_it_does_not_fit() {
-    // It knows the session's id, and not its secret.
+    // The client knows the session's id, but not its secret.
     let requires = offer(FUTURE, FUTURE);
     let mut stranger = client_with(&info_of(&identity(SERVER)), 0xc1, requires);
     let mut server = server();
@@ -129,8 +129,8 @@ fn a_stranger_is_not_told_that_it_does_not_fit() {
 }
 
 #[test]
-fn a_requirement_of_a_stranger_fails_no_client_by_name() {
-    // The server's tag is looked at first.
+fn requirements_of_an_unauthenticated_server_are_ignored() {
+    // The server's tag is checked first.
     let wrong = Identity {
         secret: Secret::new([0xee; 32]),
         ..identity(SERVER)
@@ -144,7 +144,7 @@ fn a_requirement_of_a_stranger_fails_no_client_by_name() {
 }
 
 #[test]
-fn a_caller_may_still_turn_away_who_does_not_fit() {
+fn a_caller_may_reject_an_incompatible_client() {
     let mut client = client_with(&info_of(&identity(SERVER)), 0xc1, offer(0x80, 0x80));
     let mut server = server();
     server.handle(&client.poll_transmit().unwrap()).unwrap();
@@ -156,7 +156,7 @@ fn a_caller_may_still_turn_away_who_does_not_fit() {
 }
 
 proptest! {
-    /// Whatever both offer and require, they come to the same end.
+    /// For any offers and requirements, both sides come to the same result.
     #[test]
     fn both_sides_come_to_the_same_end(
         client_offers: u32, client_mask: u32, server_offers: u32, server_mask: u32,

@@ -1,4 +1,4 @@
-//! Every state against every event, as one picture: a changed transition is a changed line here.
+//! Every state against every event, as one table: a changed transition is a changed line here.
 
 use alloc::format;
 use alloc::string::String;
@@ -6,7 +6,7 @@ use alloc::string::String;
 use super::*;
 use crate::handshake::message;
 
-/// What one event did: the state afterwards and what was queued, or the error.
+/// Describes the effect of one event: the new state and the queued message, or the error.
 fn outcome(result: Result<usize, HandshakeError>, state: &str, out: Option<Vec<u8>>) -> String {
     let result = match result {
         Ok(0) => "ignored",
@@ -31,7 +31,7 @@ fn outcome(result: Result<usize, HandshakeError>, state: &str, out: Option<Vec<u
     };
     let code = match out {
         Some(bytes) if bytes[4] == 5 => match reject_code(Some(bytes)) {
-            // Which one is in `negotiation`.
+            // `negotiation` tests which one.
             RejectCode::Requirement(_) => "(Requirement)".into(),
             code => format!("({code:?})"),
         },
@@ -40,7 +40,7 @@ fn outcome(result: Result<usize, HandshakeError>, state: &str, out: Option<Vec<u
     format!("{result}{sent}{code}")
 }
 
-/// A client that requires what the server of the tables does not offer.
+/// Returns a client that requires a feature which the server of the tables does not offer.
 fn unfit_client() -> Client {
     client_with(
         &info_of(&identity(SERVER)),
@@ -49,7 +49,7 @@ fn unfit_client() -> Client {
     )
 }
 
-/// Columns of both tables. "Wrong" is the honest message with a broken tag, "unfit" is one that
+/// Columns of both tables. "Wrong" is the honest message with a broken tag, "unfit" a message that
 /// leaves a requirement unmet.
 fn messages() -> Vec<(&'static str, Vec<u8>)> {
     let honest = Honest::new();

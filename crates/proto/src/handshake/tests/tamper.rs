@@ -1,9 +1,9 @@
-//! Paths that alter what travels, and peers that send noise. Nothing of it gets in.
+//! Paths that alter messages, and peers that send noise: no handshake succeeds.
 
 use super::*;
 use crate::handshake::message::MAGIC;
 
-/// Runs a handshake in which `tamper` may change each message, and says how far it came.
+/// Runs a handshake in which `tamper` may change each message, and returns both sides.
 fn run(mut tamper: impl FnMut(MessageKind, &mut Vec<u8>)) -> (Client, Server) {
     let (mut client, mut server) = (client(), server());
     let (mut at_client, mut at_server) = (Vec::new(), Vec::new());
@@ -73,8 +73,8 @@ fn any_input() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    /// Whatever arrives in whatever pieces: no panic, nobody gets in, and either the machine has
-    /// failed or less than the promised number of bytes waits in the caller's buffer.
+    /// For any input in any pieces: no panic, no client gets in, and either the machine has failed
+    /// or less than the documented number of bytes waits in the caller's buffer.
     #[test]
     fn noise_gets_nobody_in(input in any_input(), sizes: Vec<u8>) {
         let pieces = || sizes.iter().map(|size| usize::from(*size).max(1));
@@ -108,15 +108,15 @@ proptest! {
             changed = !bytes.starts_with(&before);
             followed = !changed && bytes.len() > before.len();
         });
-        // What follows the last message of a side belongs to the frames; what comes between two
-        // messages is another test.
+        // Bytes after the last message of a side belong to the frames; bytes between two messages
+        // are covered by another test.
         prop_assume!(!followed || kind >= 3);
         prop_assert_eq!(client.established().is_some(), !changed);
         prop_assert_eq!(server.established().is_some(), !changed || kind == 4);
     }
 }
 
-/// Found by the fuzzer: the message was whole, and what followed it was not.
+/// Found by the fuzzer: the message was complete, and the bytes after it were not.
 #[test]
 fn a_failed_side_sends_its_reject_and_nothing_else() {
     let honest = Honest::new();

@@ -64,7 +64,7 @@ fn payload_follows_where_other_lanes_leave_a_chunk() {
         assert!(matches!(run.take(), Take::Chunk(_)));
         assert_eq!(lane.has_payload(), left >= 4, "{left} are left");
     }
-    // Nobody else has this one.
+    // No other lane has this offer.
     lane.offer(Run::new(Op::Write, 2, &[10])).unwrap();
     assert!(lane.has_payload());
 }
@@ -86,7 +86,7 @@ fn a_window_of_requests_and_a_window_of_writes_are_in_flight_at_most() {
     assert_eq!(drain(&mut lane), ["request", "write"]);
 }
 
-/// However many offers wait behind a full window, each is looked at a few times in all.
+/// However many offers wait for a full window, each is examined a bounded number of times.
 #[test]
 fn a_queue_of_offers_costs_the_same_for_each() {
     const WINDOW: usize = 16;
@@ -98,7 +98,7 @@ fn a_queue_of_offers_costs_the_same_for_each() {
             let run = Run::new(op, transfer, &[64]);
             let looks = Rc::clone(&looks);
             lane.offer(Counted { run, looks }).unwrap();
-            // Whoever posts sends at once what the window takes.
+            // The posting thread sends at once what the window allows.
             while lane.poll_transmit(&mut { ROOM }).is_some() {}
         }
         for transfer in 0..count {
@@ -116,7 +116,7 @@ fn a_queue_of_offers_costs_the_same_for_each() {
     }
 }
 
-/// Where a payload finds no room, offers take turns: a bounded number of looks for each answer.
+/// Where a payload finds no room, offers take turns: a bounded number of examinations per answer.
 #[test]
 fn offers_without_room_are_looked_at_in_turns() {
     let mut lane = Lane::<Counted, u32>::new(16, 16, 1);
@@ -153,7 +153,7 @@ fn answers_and_chunks_of_ours_take_turns() {
             "answer", "write", "answer", "write", "answer", "write", "write"
         ]
     );
-    // Who sent last is remembered while nothing is sent.
+    // The turn is remembered while nothing is sent.
     lane.handle_request(3);
     lane.offer(Run::new(Op::Write, 2, &[1])).unwrap();
     assert_eq!(drain(&mut lane), ["answer", "write"]);
@@ -165,7 +165,7 @@ fn answers_and_chunks_of_ours_take_turns() {
 }
 
 #[test]
-fn what_has_no_room_does_not_hold_up_what_has() {
+fn an_offer_without_room_does_not_block_others() {
     /// Room for transfers and answers with an odd number.
     struct Odd;
     impl Room<Run, u32> for Odd {
@@ -222,7 +222,7 @@ fn a_dead_offer_is_handed_back_once() {
             Some(Transmit::Dead(run.clone()))
         );
         assert_eq!(lane.poll_transmit(&mut { ROOM }), None);
-        // What was sent before is still in flight.
+        // Chunks sent before are still in flight.
         assert_eq!(lane.load(), 1);
         assert_eq!(in_flight(lane.close()), [run.pieces[0]]);
     }
@@ -249,14 +249,14 @@ fn a_chunk_that_is_withdrawn_frees_its_place_and_cannot_be_settled_again() {
 }
 
 #[test]
-fn a_peer_may_have_a_window_of_chunks_that_it_was_not_told_the_end_of() {
+fn a_peer_may_have_a_window_of_unsettled_chunks() {
     let mut lane = Alone::new(64, 2, 1);
     let write = |seq| frame(Kind::Write, chunk(9, seq), 1);
     let full = Err(Violation::TooManyWrites { window: 2 });
     lane.handle_frame(&write(0)).unwrap();
     lane.handle_frame(&write(1)).unwrap();
     assert_eq!(lane.handle_frame(&write(2)), full);
-    // Landing is not enough: what was landed and not told is still kept here.
+    // Landing is not enough: a landed chunk whose Ack was not sent still counts.
     lane.handle_landed(chunk(9, 1), None);
     assert_eq!(lane.handle_frame(&write(2)), full);
     assert_eq!(lane.replies(), 1);
@@ -274,7 +274,7 @@ fn a_peer_may_have_a_window_of_chunks_that_it_was_not_told_the_end_of() {
 }
 
 #[test]
-fn a_peer_may_have_a_window_of_requests_that_are_not_answered() {
+fn a_peer_may_have_a_window_of_unanswered_requests() {
     let mut lane = Alone::new(64, 2, 1);
     let read = |seq| frame(Kind::Read, chunk(9, seq), 1);
     for seq in 0..2 {
@@ -311,7 +311,7 @@ fn an_answer_of_another_length_does_not_settle_its_chunk() {
             })
         );
     }
-    // The end of the connection settles it.
+    // The end of the connection settles the chunk.
     assert_eq!(in_flight(lane.close()), run.pieces[..]);
 }
 
@@ -339,14 +339,14 @@ fn a_mark_is_sent_behind_the_replies_for_what_has_landed() {
 }
 
 #[test]
-fn a_peer_that_does_not_read_has_so_many_pings_and_no_more() {
+fn unanswered_pings_of_a_peer_are_limited() {
     let mut lane = Alone::new(1, 1, 1);
     let ping = |lane: &mut Alone| lane.handle_frame(&Header::new(Kind::Ping, 7));
     for _ in 0..MAX_PINGS {
         assert_eq!(ping(&mut lane), Ok(Meaning::Ping(7)));
     }
     assert_eq!(ping(&mut lane), Err(Violation::TooManyPings));
-    // Answered means that the answer can leave, and not that it waits.
+    // A ping counts as answered when its Pong can leave, not while it waits.
     for _ in 0..10 {
         lane.push_pong(7);
     }
@@ -368,7 +368,7 @@ fn a_lane_asks_no_more_than_its_peer_allows() {
         assert!(lane.push_ping(token));
     }
     assert!(!lane.push_ping(5000));
-    // There is room for one that must not be missing, and for no other.
+    // There is room for one mark, and for nothing else.
     assert!(lane.push_mark(77));
     assert!(!lane.push_mark(78));
     assert_eq!(urgent(&mut lane).len(), MAX_PINGS);
@@ -378,7 +378,7 @@ fn a_lane_asks_no_more_than_its_peer_allows() {
     }
     assert!(lane.push_ping(5000));
     assert!(!lane.push_ping(5001));
-    // More answers than questions are not counted against later ones.
+    // Excess Pongs are not credited to later pings.
     for _ in 0..2 * MAX_PINGS {
         lane.handle_frame(&Header::new(Kind::Pong, 1)).unwrap();
     }
@@ -387,7 +387,7 @@ fn a_lane_asks_no_more_than_its_peer_allows() {
 }
 
 #[test]
-fn a_long_notification_does_not_leave_its_size_behind() {
+fn a_long_notification_does_not_keep_its_memory() {
     let mut lane = Alone::new(64, 64, 1);
     lane.push_control(|out| out.resize(1 << 20, 0));
     let mut out = Vec::new();
@@ -437,13 +437,13 @@ fn a_closed_lane_takes_and_sends_nothing() {
 }
 
 #[test]
-fn a_closed_lane_knows_what_the_peer_may_not_have_heard() {
+fn a_closed_lane_returns_outcomes_that_the_peer_may_not_have() {
     let refusal = |seq: u32| (seq % 2 == 1).then(|| (Status::Other, format!("no {seq}")));
     let ending = |seq| Ending {
         id: chunk(9, seq),
         refusal: refusal(seq),
     };
-    // Of 6 chunks, so many were told of; the others landed and wait.
+    // Of 6 chunks, this many outcomes were sent; the others landed and wait.
     for told in 0..=6 {
         let mut lane = Alone::new(1, 4, 1);
         for seq in 0..6 {
@@ -462,7 +462,7 @@ fn a_closed_lane_knows_what_the_peer_may_not_have_heard() {
         assert_eq!(lane.close().endings, endings, "{told} were told");
         assert_eq!(lane.close().endings, []);
     }
-    // Those in front of a mark were not sent, and not heard of.
+    // Outcomes queued before a mark were not sent, and not received.
     let mut lane = Alone::new(1, 4, 1);
     lane.handle_frame(&frame(Kind::Write, chunk(9, 0), 1))
         .unwrap();

@@ -1,4 +1,4 @@
-//! One end of one lane, with the part of the work that is its caller's.
+//! One end of one lane, with the caller's part of the work.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -7,11 +7,11 @@ use super::link::Random;
 use super::*;
 use crate::frame::{Entry, FLAG_NOTIFY, REGION_BYTES, Table};
 
-/// What an end keeps of a READ request.
+/// The state that an end keeps of a READ request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked(Piece);
 
-/// Room for some answers and not for others, so that they leave in any order.
+/// Has room for some answers and not for others, so that they leave in any order.
 struct Picky<'a>(&'a mut Random);
 
 impl Room<Run, Asked> for Picky<'_> {
@@ -24,7 +24,7 @@ impl Room<Run, Asked> for Picky<'_> {
     }
 }
 
-/// What has arrived and is dealt with in the order of its frames.
+/// A frame that has arrived, to be processed in order.
 #[derive(Debug)]
 pub(super) enum Arrival {
     Written { id: ChunkId, rider: bool },
@@ -33,14 +33,14 @@ pub(super) enum Arrival {
     Mark(u64),
 }
 
-/// What an end has dealt with, or has sent, in order.
+/// An event that an end has processed, or has sent, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
     /// A WRITE chunk of the peer has landed or was refused; of the sender, it was sent.
     Write(ChunkId),
-    /// A notification was delivered, alone or behind its chunk.
+    /// A notification was delivered, alone or after its chunk.
     Note(u64),
-    /// A ping with this number had its turn.
+    /// A ping with this number was processed.
     Mark(u64),
 }
 
@@ -60,29 +60,29 @@ pub(super) struct End {
     own_window: usize,
     input: Vec<u8>,
     current: Option<Current>,
-    /// Payloads that a device is still copying, and until when.
+    /// Payloads that a device is still copying, each with its end time.
     pub(super) copies: Vec<(Duration, Ticket, Arrival)>,
-    /// How long copies take at most; each takes a random time.
+    /// Maximum duration of copies; each takes a random time.
     pub(super) copying: Duration,
     /// Bytes that have arrived.
     pub(super) received: u64,
-    /// Writes, notes and marks as they went out and as they were dealt with.
+    /// Writes, notes and marks in the order of sending, and in the order of processing.
     pub(super) sent: Vec<Event>,
     pub(super) dealt_with: Vec<Event>,
-    /// Chunks sent and not settled, counted here and not by the lane: writes, reads.
+    /// Chunks sent and not settled, counted here independently of the lane: writes, reads.
     in_flight: [usize; 2],
     pub(super) peak: [usize; 2],
-    /// How each chunk of ours ended; `true` if the peer refused it.
+    /// The outcome of each chunk of this side; `true` if the peer refused it.
     pub(super) settled: Vec<(ChunkId, bool)>,
     pub(super) pongs: Vec<u64>,
 }
 
-/// Which chunks their target refuses, in every test.
+/// Returns whether the target refuses a chunk, in every test.
 pub(super) fn is_refused(id: ChunkId) -> bool {
     id.transfer.is_multiple_of(3) && id.seq % 4 == 1
 }
 
-/// Which WRITE chunks carry a notification, which has the number of the transfer.
+/// Returns whether a WRITE chunk carries a notification, numbered like the transfer.
 fn has_rider(id: ChunkId) -> bool {
     id.transfer.is_multiple_of(5) && id.seq == 0
 }
@@ -135,7 +135,7 @@ impl End {
         }
     }
 
-    /// Sends a notification behind everything that was sent before.
+    /// Sends a notification after everything sent before.
     pub(super) fn notify(&mut self, number: u64) {
         let header = Header {
             payload: 8,
@@ -148,7 +148,7 @@ impl End {
         self.sent.push(Event::Note(number));
     }
 
-    /// Sends a ping that has its turn behind everything that was sent before.
+    /// Sends a ping that is processed after everything sent before.
     pub(super) fn mark(&mut self, token: u64) {
         assert!(self.lane.push_mark(token));
         self.sent.push(Event::Mark(token));
@@ -164,7 +164,7 @@ impl End {
         self.peak[at] = self.peak[at].max(self.in_flight[at]);
     }
 
-    /// The next piece of the stream: what is urgent, then at most one frame with a chunk.
+    /// Returns the next bytes of the stream: urgent frames, then at most one frame with a chunk.
     pub(super) fn transmit(&mut self, random: &mut Random) -> Vec<u8> {
         let mut out = Vec::new();
         self.lane.encode_urgent(&mut out);
@@ -200,7 +200,7 @@ impl End {
         out
     }
 
-    /// Takes bytes of the stream and deals with the frames that are whole.
+    /// Receives bytes of the stream and processes the complete frames.
     pub(super) fn handle_input(&mut self, bytes: Vec<u8>, now: Duration, random: &mut Random) {
         self.received += bytes.len() as u64;
         self.input.extend(bytes);
@@ -272,7 +272,7 @@ impl End {
                 return self.settled.push((piece.id, true));
             }
             Meaning::Pong(token) => return self.pongs.push(token),
-            Meaning::Received(_) => unreachable!("nobody sends it"),
+            Meaning::Received(_) => unreachable!("never sent in these tests"),
             Meaning::Ping(0) => {
                 return self.lane.push_pong(0);
             }
@@ -338,8 +338,8 @@ impl End {
         }
     }
 
-    /// Ends the lane. Returns the queued offers and all chunks of ours that are under way: those in
-    /// flight, and those whose answers were arriving.
+    /// Closes the lane. Returns the queued offers and all chunks of this side in flight, including
+    /// those whose answers were arriving.
     pub(super) fn close(&mut self) -> (Vec<Run>, Vec<ChunkId>) {
         let remains = self.lane.close();
         let mut chunks: Vec<_> = [remains.reads, remains.writes]

@@ -4,10 +4,10 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-/// Bytes on a link above which a sender waits.
+/// Number of bytes on a link above which a sender waits.
 const LINK_BYTES: usize = 2048;
 
-/// Random numbers that are the same each time (xorshift).
+/// Reproducible random numbers (xorshift).
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
@@ -22,13 +22,13 @@ impl Random {
 /// One direction of a lane.
 pub(super) struct Link {
     pub(super) latency: Duration,
-    /// Bytes a second.
+    /// Bytes per second.
     pub(super) bandwidth: u64,
     /// Whether nothing arrives.
     pub(super) stalled: bool,
-    /// When the last byte that was sent has left.
+    /// When the last byte sent has left.
     left: Duration,
-    /// What is under way and when it arrives, in order.
+    /// Pieces in flight with their arrival times, in order.
     pieces: VecDeque<(Duration, Vec<u8>)>,
 }
 
@@ -66,7 +66,7 @@ impl Link {
             .filter(|_| !self.stalled)
     }
 
-    /// The oldest piece that is under way.
+    /// Returns the oldest piece in flight.
     pub(super) fn receive(&mut self) -> Option<Vec<u8>> {
         self.pieces.pop_front().map(|(_, bytes)| bytes)
     }

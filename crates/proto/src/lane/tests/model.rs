@@ -1,4 +1,4 @@
-//! Random steps against books that are too simple to be wrong.
+//! Random steps compared with a model that is too simple to be wrong.
 
 use alloc::vec::Vec;
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What is done to a lane. A `pick` chooses among what there is, or something that is not there.
+/// A step of a lane. A `pick` chooses one of the existing items, or one that does not exist.
 #[derive(Clone, Debug)]
 enum Step {
     Offer { read: bool, chunks: u8 },
@@ -43,13 +43,13 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Chooses one of `all`, or about one time in sixteen none.
+/// Chooses one of `all`, or none about one time in sixteen.
 fn pick<T: Copy>(all: &[T], pick: u8) -> Option<T> {
     let at = usize::from(pick >> 4) * all.len() / 16;
     all.get(at).copied().filter(|_| !pick.is_multiple_of(16))
 }
 
-/// What a lane should know.
+/// The expected state of a lane.
 #[derive(Default)]
 struct Model {
     window: usize,
@@ -64,7 +64,7 @@ struct Model {
     control: Vec<(Kind, ChunkId)>,
     answers: Vec<u32>,
     answered: bool,
-    /// Numbers that were given away: transfers, chunks of the peer, answers.
+    /// The next unused number for transfers, chunks of the peer and answers.
     next: u32,
 }
 
@@ -88,7 +88,7 @@ impl Model {
         self.lanes > 1 && run.chunks() > 1 && asked >= of_the_rest.max(MIN_SHARE).min(of_all)
     }
 
-    /// Whether a chunk of a live run may be sent that way.
+    /// Returns whether a chunk of a live run may be sent in this direction.
     fn can_take(&self, op: Op, in_flight: usize) -> bool {
         in_flight < self.window
             && self.queued.iter().any(|run| {
@@ -103,7 +103,7 @@ impl Model {
         self.queued.iter().any(|run| run.op == op && run.dead.get())
     }
 
-    /// Lets the lane choose, checks the choice, and writes it down.
+    /// Lets the lane choose, checks the choice, and records it.
     fn poll(&mut self, lane: &mut Alone, rooms: Rooms) {
         let Rooms(write, answer) = rooms;
         let can_request = self.can_take(Op::Read, self.reads.len());
@@ -150,7 +150,7 @@ impl Model {
         assert_eq!((run.op, run.pieces[run.taken.get() - 1]), (op, piece));
     }
 
-    /// What a frame should mean; settles what it settles.
+    /// Predicts the meaning of a frame, and settles its chunk.
     fn meaning(&mut self, header: &Header) -> Result<Meaning<Piece>, Violation> {
         let id = chunk(header.transfer, header.seq);
         let status = Status::from_u8(header.flags);
@@ -224,7 +224,7 @@ fn apply(model: &mut Model, lane: &mut Alone, step: Step) {
             model.queued.push(run);
         }
         Step::Kill(at) => {
-            // Dead is what still has something to lose: an emptied run is not looked at again.
+            // Only runs with chunks left count as dead: an emptied run is not examined again.
             let alive: Vec<_> = model.queued.iter().filter(|run| run.has_more()).collect();
             if let Some(run) = pick(&alive, at) {
                 run.dead.set(true);
@@ -286,7 +286,7 @@ fn apply(model: &mut Model, lane: &mut Alone, step: Step) {
 
 proptest! {
     #[test]
-    fn a_lane_does_what_its_books_say(
+    fn a_lane_agrees_with_the_model(
         window in 1usize..5,
         own_window in 1usize..5,
         lanes in 1usize..4,
@@ -316,18 +316,18 @@ proptest! {
     }
 
     #[test]
-    fn landing_gives_out_what_was_handed_in_in_the_order_of_tickets(
+    fn landing_returns_frames_in_the_order_of_tickets(
         steps in vec((0u8..10, any::<prop::sample::Index>()), 1..200),
     ) {
         let mut landing = Landing::default();
-        // Ticket, whether it was handed in. The payload is the position in this list.
+        // The ticket, and whether it is complete. The payload is the position in this list.
         let mut all = Vec::new();
         let mut given = 0;
         for (step, index) in steps {
             match step {
                 0..4 => all.push((landing.reserve(), false)),
                 4..7 if !all.is_empty() => {
-                    // Also tickets that are over, which must not hit another place.
+                    // Includes expired tickets, which must not hit another place.
                     let at = index.index(all.len());
                     landing.complete(all[at].0, at);
                     all[at].1 |= at >= given;

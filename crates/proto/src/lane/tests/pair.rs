@@ -1,8 +1,8 @@
 //! Two sides of a connection over a simulated network, in virtual time.
 //!
 //! A [`Pair`] has two sides with one [`End`] for each lane, and a [`Link`] for each direction of
-//! each lane. Links carry the bytes of frames; they take their time, may stall and may be cut after
-//! any byte. [`Pair::step`] delivers what is due, lets every end send, and then moves the clock.
+//! each lane. Links carry the bytes of frames with a delay, may stall and may be cut after any
+//! byte. [`Pair::step`] delivers what is due, lets every end send, and then advances the clock.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -12,15 +12,15 @@ use super::end::{End, is_refused};
 use super::link::{Link, Random};
 use super::*;
 
-/// What a [`Pair`] is made with.
+/// The parameters of a [`Pair`].
 #[derive(Clone, Debug)]
 pub(super) struct Setup {
     pub(super) lanes: usize,
-    /// What each side allows the other.
+    /// The window that each side grants the other.
     pub(super) windows: [usize; 2],
     pub(super) latency: Duration,
     pub(super) bandwidth: u64,
-    /// How long copies take at most.
+    /// Maximum duration of copies.
     pub(super) copying: Duration,
     pub(super) seed: u64,
 }
@@ -43,9 +43,9 @@ pub(super) struct Pair {
     pub(super) now: Duration,
     /// By side, then by lane.
     pub(super) ends: [Vec<End>; 2],
-    /// By side that sends, then by lane.
+    /// By sending side, then by lane.
     pub(super) links: [Vec<Link>; 2],
-    /// Bytes that still arrive before everything is cut.
+    /// Number of bytes that still arrive before everything is cut.
     pub(super) until_cut: u64,
     runs: Vec<(usize, Run)>,
     random: Random,
@@ -80,8 +80,8 @@ impl Pair {
         run
     }
 
-    /// Delivers what is due and lets all ends send; then moves the clock to what is due next.
-    /// Returns whether that is anything by `limit`.
+    /// Delivers what is due and lets all ends send; then advances the clock to the next event.
+    /// Returns whether there is one by `limit`.
     pub(super) fn step(&mut self, limit: Duration) -> bool {
         for side in [0, 1] {
             for lane in 0..self.links[side].len() {
@@ -125,23 +125,24 @@ impl Pair {
         }
     }
 
-    /// Goes on until a moment.
+    /// Runs until a moment.
     pub(super) fn run_until(&mut self, moment: Duration) {
         while self.step(moment) {}
         self.now = moment;
     }
 
-    /// Goes on until nothing is under way any more, or everything is cut.
+    /// Runs until nothing is in flight any more, or everything is cut.
     pub(super) fn run(&mut self) {
         while self.step(Duration::MAX) {}
     }
 
-    /// Bytes that have arrived on either side.
+    /// Returns the bytes that have arrived on either side.
     pub(super) fn received(&self) -> u64 {
         self.ends.iter().flatten().map(|end| end.received).sum()
     }
 
-    /// Checks that every chunk was settled exactly once, in the right way, and that nothing is left.
+    /// Checks that every chunk was settled exactly once, in the right way, and that nothing is
+    /// left.
     pub(super) fn assert_all_settled(&self) {
         for (side, run) in &self.runs {
             for piece in &*run.pieces {
@@ -157,7 +158,7 @@ impl Pair {
         }
     }
 
-    /// Checks that each side has dealt with writes, notes and marks in the order of their frames.
+    /// Checks that each side has processed writes, notes and marks in the order of their frames.
     pub(super) fn assert_in_order(&self) {
         for (sending, receiving) in [(0, 1), (1, 0)] {
             for (from, to) in self.ends[sending].iter().zip(&self.ends[receiving]) {
@@ -166,8 +167,8 @@ impl Pair {
         }
     }
 
-    /// Closes all lanes and checks that each chunk is settled, under way on one lane, or was never
-    /// taken: exactly one of these.
+    /// Closes all lanes and checks that each chunk is exactly one of: settled, in flight on one
+    /// lane, or never taken.
     pub(super) fn assert_close_accounts_for_all(&mut self) {
         for (side, ends) in self.ends.iter_mut().enumerate() {
             let mut count = BTreeMap::<ChunkId, usize>::new();

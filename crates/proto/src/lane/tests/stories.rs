@@ -35,7 +35,7 @@ fn setups() -> impl Strategy<Value = Setup> {
         )
 }
 
-/// Transfers of both sides: who posts, which way, the lengths of the chunks.
+/// Transfers of both sides: the side that posts, the direction, the lengths of the chunks.
 fn transfers() -> impl Strategy<Value = Vec<(usize, bool, Vec<u64>)>> {
     vec((0usize..2, any::<bool>(), vec(1u64..300, 1..12)), 1..8)
 }
@@ -117,7 +117,7 @@ fn a_cut_after_any_byte_leaves_each_chunk_in_one_place() {
 
 #[test]
 fn windows_are_used_and_never_exceeded() {
-    // Far away: everything that may be in flight is. (`End::begin` checks the limits.)
+    // With a long latency, everything that may be in flight is. (`End::begin` checks the limits.)
     let setup = Setup {
         windows: [3, 5],
         latency: MS * 500,
@@ -192,7 +192,7 @@ fn notifications_wait_for_the_payloads_before_them() {
         pair.assert_all_settled();
         pair.assert_in_order();
         assert_eq!(pair.ends[0][0].pongs, (200..206).collect::<Vec<_>>());
-        // Transfer 5 carries its notification; it comes right behind its chunk.
+        // Transfer 5 carries its notification, which comes right after its chunk.
         let rider = Event::Write(chunk(5, 0));
         let events = &pair.ends[1][0].dealt_with;
         let at = events.iter().position(|event| *event == rider).unwrap();
@@ -241,8 +241,8 @@ fn a_dead_posting_ends_with_what_was_sent_of_it() {
     assert!(!pair.ends[0][0].lane.has_work() && !pair.ends[0][0].lane.is_busy());
 }
 
-/// How long the first side has seen nothing move when it looks eight times within its limit, and
-/// its link from the peer stalls for `stall`.
+/// Returns how long the first side has seen no progress when it checks eight times within its
+/// limit, and its link from the peer stalls for `stall`.
 fn longest_silence(limit: Duration, stall: Duration) -> Duration {
     let mut pair = Pair::new(&Setup {
         bandwidth: 100_000,
@@ -267,7 +267,7 @@ fn longest_silence(limit: Duration, stall: Duration) -> Duration {
 fn silence_is_as_long_as_the_stall_and_an_idle_lane_has_none() {
     let limit = MS * 80;
     assert!(longest_silence(limit, Duration::ZERO) < limit / 4);
-    // Looks are an eighth of the limit apart, and the last bytes may come right behind one.
+    // Checks are an eighth of the limit apart, and the last bytes may come right after one.
     for eighths in [4, 7, 10] {
         let stall = limit * eighths / 8;
         let seen = longest_silence(limit, stall);
@@ -278,8 +278,8 @@ fn silence_is_as_long_as_the_stall_and_an_idle_lane_has_none() {
     }
 }
 
-/// Nobody ever stops reading, so that nobody waits for a peer that waits for it: whatever two sides
-/// ask of each other at once stays within what each allows.
+/// Neither side ever stops reading, so that no two sides wait for each other: whatever two sides
+/// request of each other at once stays within the limits.
 #[test]
 fn two_sides_that_ask_all_they_may_at_once_both_get_their_answers() {
     for seed in 1..20 {
@@ -294,10 +294,10 @@ fn two_sides_that_ask_all_they_may_at_once_both_get_their_answers() {
         for round in 0..40 {
             for side in [0, 1] {
                 pair.post(side, [Op::Read, Op::Write][round % 2], &[50; 3]);
-                // The answers of one side are held up for a while, then those of the other.
+                // The answers of one side are delayed for a while, then those of the other.
                 pair.links[side][0].stalled = (round as u64 + seed) / 5 % 2 == side as u64;
                 let lane = &mut pair.ends[side][0].lane;
-                // One with a number waits for the payloads before it, 0 does not.
+                // A ping with a number waits for the payloads before it; 0 does not.
                 while lane.push_ping(asked[side] % 2) {
                     asked[side] += 1;
                 }

@@ -33,7 +33,7 @@ const FRAMES: [(&str, Kind, u64); 16] = [
     ("Received", Kind::Received, 0),
 ];
 
-/// A lane that allows one chunk each way, and may have sent the named chunk.
+/// Returns a lane that allows one chunk each way, and may have sent the named chunk.
 fn lane(op: Option<Op>) -> Alone {
     let mut lane = Alone::new(1, 1, 1);
     if let Some(op) = op {
@@ -52,7 +52,7 @@ fn after(mut lane: Alone, headers: &[Header]) -> Alone {
     lane
 }
 
-/// How a lane gets into a state.
+/// Brings a lane into a state.
 type Story = fn() -> Alone;
 
 const STATES: [(&str, Story); 8] = [
@@ -66,7 +66,7 @@ const STATES: [(&str, Story); 8] = [
         after(lane(Some(Op::Read)), &[frame(Kind::Data, NAMED, BYTES)])
     }),
     ("window of WRITEs", || {
-        // Landed, and not told: it counts.
+        // A chunk that has landed and whose Ack was not sent counts.
         let mut lane = after(lane(None), &[frame(Kind::Write, chunk(9, 0), 1)]);
         lane.handle_landed(chunk(9, 0), None);
         lane
@@ -93,7 +93,7 @@ fn outcome(result: Result<Meaning<Piece>, Violation>) -> &'static str {
         Err(Violation::TooManyRequests { .. }) => "✗³",
         Err(Violation::TooManyWrites { .. } | Violation::TooManyPings) => "✗³",
         Err(Violation::LateComm) => "✗⁴",
-        // Found by the connection, not by a lane.
+        // Detected by the connection, not by a lane.
         Err(
             Violation::MessageMissing { .. }
             | Violation::MessageNotSent { .. }

@@ -5,7 +5,7 @@ use tcpx_testkit::attack::{Scene, Target, ask, plain};
 use tcpx_testkit::raw::dial;
 use tcpx_testkit::{Host, RemoteProcess, Setup, story, wait_until};
 
-/// A frame of no kind ends the connection, and nothing behind it is looked at.
+/// A frame of an unknown kind ends the connection, and nothing after it is processed.
 #[test]
 fn nothing_behind_an_unknown_kind_is_looked_at() {
     story(|| {
@@ -28,9 +28,9 @@ fn nothing_behind_an_unknown_kind_is_looked_at() {
     });
 }
 
-/// Frames that carry nothing cost nobody else anything.
+/// Frames that carry nothing cost other peers nothing.
 #[test]
-fn frames_without_bytes_keep_nobody_out() {
+fn empty_frames_do_not_affect_other_peers() {
     story(|| {
         const ROUNDS: usize = 50;
         const EACH: usize = 200;
@@ -39,7 +39,7 @@ fn frames_without_bytes_keep_nobody_out() {
         let mut notified = 0;
         for round in 0..ROUNDS {
             let flood = [
-                // Nobody has asked for them.
+                // Unrequested answers.
                 plain(Kind::Pong, (0, 0), &[]),
                 plain(Kind::Pong, (u64::MAX - 1, 0), &[]),
                 plain(Kind::SendDone, (u64::MAX, 0), &[]),
@@ -61,7 +61,7 @@ fn frames_without_bytes_keep_nobody_out() {
     });
 }
 
-/// Insiders that come, break the protocol and come again leave nothing behind.
+/// Insiders that repeatedly connect and break the protocol leave no state behind.
 #[test]
 fn breaking_the_protocol_again_and_again_is_in_vain() {
     story(|| {
@@ -78,8 +78,8 @@ fn breaking_the_protocol_again_and_again_is_in_vain() {
     });
 }
 
-/// Connections that say nothing are held by their makers. The victim keeps a bounded number of them
-/// and lets honest peers in.
+/// Clients hold connections without sending anything. The victim keeps a bounded number of them and
+/// still accepts honest peers.
 #[test]
 fn silent_connections_are_not_kept_without_limit() {
     story(|| {
@@ -89,7 +89,7 @@ fn silent_connections_are_not_kept_without_limit() {
         let victim = RemoteProcess::open("victim", &setup);
         let files = victim.open_files();
         let silent: Vec<_> = (0..SILENT).map(|_| dial(victim.addresses()[0])).collect();
-        // Comes behind all of them: when it is connected, each of them has been accepted.
+        // Connects after all of them: once it is connected, each of them has been accepted.
         let alice = Host::open("alice", &setup);
         let peer = alice.knows(&victim);
         alice.verify_traffic(&peer, &victim, 1);

@@ -8,10 +8,10 @@ use tcpx_proto::lane::Violation;
 use tcpx_testkit::attack::{GRANTED, Scene, Target, WINDOW, ask, table};
 use tcpx_testkit::{Content, story};
 
-/// The most entries that fit a table with one key.
+/// Maximum entries of a table with one key.
 const MAX_ENTRIES: usize = 511;
 
-/// Ranges that the granted bytes do not contain, and the keys that do not open them.
+/// Ranges outside the granted bytes, and wrong keys, are refused.
 #[test]
 fn ranges_beyond_the_bounds_are_refused() {
     story(|| {
@@ -56,7 +56,7 @@ fn ranges_beyond_the_bounds_are_refused() {
             (unknown, vec![RegionKey([0xFF; 16])], vec![good]),
             (unknown, vec![dead.key], vec![(dead.address, 8, 0)]),
             (unknown, vec![theirs.key], vec![(theirs.address, 8, 0)]),
-            // A key that no entry uses must be good all the same.
+            // A key that no entry uses must be valid too.
             (unknown, vec![key, flipped], vec![good]),
             (unknown, vec![key, flipped], vec![good, (address, 8, 1)]),
         ];
@@ -65,7 +65,8 @@ fn ranges_beyond_the_bounds_are_refused() {
             let id = (3, seq as u32);
             let mut write = ask(Kind::Write, id, keys, entries);
             let bytes: usize = entries.iter().map(|(_, len, _)| *len as usize).sum();
-            // A megabyte stands for what is longer: the header is refused before its payload is here.
+            // A megabyte stands for anything longer: the header is refused before its payload
+            // arrives.
             let is_long = bytes > 1 << 20;
             if !is_long {
                 write.resize(write.len() + bytes, 0x66);
@@ -85,7 +86,7 @@ fn ranges_beyond_the_bounds_are_refused() {
     });
 }
 
-/// The longest lists, all of whose ranges overlap, touch what they name and nothing else.
+/// The longest lists of overlapping ranges access what they name and nothing else.
 #[test]
 fn the_longest_lists_of_overlapping_ranges_stay_inside() {
     story(|| {
@@ -103,12 +104,12 @@ fn the_longest_lists_of_overlapping_ranges_stay_inside() {
         let ack = greedy.frame();
         assert_eq!((ack.header.kind, ack.id()), (Kind::Ack, (1, 0)));
         scene.holds(&[(0, GRANTED, Content::Byte(0x66))]);
-        // The other way round they make 33 MB of 64 KiB.
+        // Read back they make 33 MB of 64 KiB.
         greedy.send(&ask(Kind::Read, (2, 0), &[key], &entries));
         let data = greedy.frame();
         assert_eq!(data.payload.len(), MAX_ENTRIES * span as usize);
         assert!(data.payload.iter().all(|byte| *byte == 0x66));
-        // One range more, and all of it is refused.
+        // With one range more, all of it is refused.
         scene.poison();
         let mut entries = entries;
         entries[MAX_ENTRIES - 1].1 += 1;
@@ -125,7 +126,7 @@ fn the_longest_lists_of_overlapping_ranges_stay_inside() {
     });
 }
 
-/// Whoever has begun one answer may wait for a window of further ones, and not for one more.
+/// While one answer is being sent, a window of further requests may wait, and not one more.
 #[test]
 fn one_request_more_than_the_window_ends_the_connection() {
     story(|| {
@@ -154,7 +155,7 @@ fn one_request_more_than_the_window_ends_the_connection() {
     });
 }
 
-/// Sizes over their limits, by one and by as much as there is.
+/// Sizes over their limits, by one and by the maximum.
 #[test]
 fn impossible_sizes_end_the_connection() {
     story(|| {
@@ -201,7 +202,7 @@ fn impossible_sizes_end_the_connection() {
                 entries: u32::MAX,
                 ..write
             },
-            // 2³² bytes of table and a few: as many as there are in 32 bits.
+            // 2³² bytes of table and a few: an overflow of 32 bits.
             Header {
                 entries: 1 << 28,
                 ..write
@@ -295,7 +296,7 @@ fn impossible_sizes_end_the_connection() {
             let mut greedy = scene.insider();
             let mut bytes = Vec::new();
             header.encode(&mut bytes);
-            // What would be taken for a table and a payload.
+            // Bytes that would be read as a table and a payload.
             bytes.extend(table(&[key], &[(address, 8, 0)]));
             bytes.extend([0x66; 5000]);
             greedy.send(&bytes);
@@ -308,7 +309,7 @@ fn impossible_sizes_end_the_connection() {
                 flags: header.flags,
             });
         }
-        // Tables that cannot be: no bytes, a key that is not there, an address that wraps.
+        // Invalid tables: no bytes, a missing key, an address that wraps.
         let entry = |address, len, region| Entry {
             address,
             len,
@@ -334,7 +335,7 @@ fn impossible_sizes_end_the_connection() {
             greedy.send(&bytes);
             greedy.is_ended_for(FrameError::BadEntry(entry));
         }
-        // Lengths that do not add up: a byte less, a byte more, as much as fits 32 bits.
+        // Lengths that do not add up: a byte less, a byte more, the maximum of 32 bits.
         for (kind, entries) in [
             (Kind::Write, [7, 0]),
             (Kind::Read, [9, 0]),

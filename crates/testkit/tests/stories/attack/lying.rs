@@ -1,4 +1,4 @@
-//! Peers that say what is not true.
+//! Peers that send false statements.
 
 use std::net::TcpStream;
 
@@ -18,7 +18,8 @@ fn chunk((transfer, seq): (u64, u32)) -> ChunkId {
     ChunkId { transfer, seq }
 }
 
-/// Settles a WRITE of the victim that was never sent, was settled before, or by a frame for READs.
+/// Settles a WRITE of the victim that was never sent, was already settled, or with a frame for
+/// READs.
 #[test]
 fn a_write_is_settled_once_and_by_its_name() {
     story(|| {
@@ -73,7 +74,7 @@ fn a_write_is_settled_once_and_by_its_name() {
     });
 }
 
-/// Answers a READ of the victim with other bytes than it asked for. None of them lands.
+/// Answers a READ of the victim with a wrong number of bytes. None of them lands.
 #[test]
 fn an_answer_of_another_length_does_not_land() {
     story(|| {
@@ -101,7 +102,7 @@ fn an_answer_of_another_length_does_not_land() {
             assert_eq!(fails(&transfer).kind(), ErrorKind::ProtocolViolation);
             scene.unharmed();
         }
-        // Data for chunks that nobody asked for, and an acknowledgement of a READ.
+        // Data for unrequested chunks, and an acknowledgement of a READ.
         for (kind, other) in [(Kind::Data, 1), (Kind::Data, u32::MAX), (Kind::Ack, 0)] {
             let mut liar = scene.insider();
             let transfer = scene.begins(Op::Read, &liar, LEN);
@@ -118,7 +119,7 @@ fn an_answer_of_another_length_does_not_land() {
             assert_eq!(fails(&transfer).kind(), ErrorKind::ProtocolViolation);
             scene.unharmed();
         }
-        // Twice: what came first stays.
+        // Twice: the first answer stays.
         let mut liar = scene.insider();
         let transfer = scene.begins(Op::Read, &liar, LEN);
         let id = liar.frame().id();
@@ -132,7 +133,7 @@ fn an_answer_of_another_length_does_not_land() {
     });
 }
 
-/// The bytes for a READ that was given up are dropped.
+/// The bytes of an aborted READ are dropped.
 #[test]
 fn an_answer_that_nobody_waits_for_any_more_does_not_land() {
     story(|| {
@@ -146,7 +147,7 @@ fn an_answer_that_nobody_waits_for_any_more_does_not_land() {
         assert!(liar.sync().is_empty());
         assert_eq!(fails(&transfer).kind(), ErrorKind::Aborted);
         scene.unharmed();
-        // Begun before it is given up: the rest is dropped.
+        // Begun before the abort: the rest is dropped.
         let transfer = scene.begins(Op::Read, &liar, LEN);
         let answer = plain(Kind::Data, liar.frame().id(), &[0x66; LEN]);
         let (begin, rest) = answer.split_at(132);
@@ -184,7 +185,7 @@ fn a_chunk_is_not_settled_on_another_lane() {
         for (op, kind) in [(Op::Write, Kind::Ack), (Op::Read, Kind::Data)] {
             let mut liar = two_lanes(&scene);
             let transfer = scene.begins(op, &liar, 1000);
-            // It is on one of them.
+            // The chunk is on one of them.
             let mut ready = 0;
             tcpx_testkit::wait_until("the chunk is there", || {
                 ready = usize::from(!has_bytes(&liar.lanes[0]));
@@ -209,7 +210,7 @@ fn has_bytes(stream: &TcpStream) -> bool {
     has
 }
 
-/// What the victim announces of a message that is too long to travel along.
+/// The victim's announcement of a message that is too long to be inline.
 fn announcement(liar: &mut Insider) -> (u64, Target) {
     let frame = liar.frame();
     let header = frame.header;
@@ -252,7 +253,7 @@ fn the_key_of_a_message_ends_with_it() {
             assert_eq!(answer.header.flags, Status::UnknownRegion as u8);
         };
 
-        // It is read, ended by the receiver, and closed.
+        // Read, ended by the receiver, and closed.
         let first = send(&liar);
         let (id, message) = announcement(&mut liar);
         assert_eq!(message.len, LEN as u64);
@@ -288,14 +289,14 @@ fn the_key_of_a_message_ends_with_it() {
         assert_eq!(fails(&second).kind(), ErrorKind::Truncated);
         refused(&mut liar, 3, &message);
 
-        // Given up by the sender.
+        // Aborted by the sender.
         let third = send(&liar);
         let (_, message) = announcement(&mut liar);
         third.abort();
         assert_eq!(fails(&third).kind(), ErrorKind::Aborted);
         refused(&mut liar, 4, &message);
 
-        // Lost with the connection: the key opens nothing on another one.
+        // Lost with the connection: the key is invalid on another one.
         let fourth = send(&liar);
         let (_, message) = announcement(&mut liar);
         liar.lanes.clear();
@@ -322,7 +323,7 @@ fn messages_end_by_their_names_alone() {
             liar.send(&plain(Kind::SendDone, (unknown, 0), &[]));
         }
         assert!(liar.sync().is_empty());
-        // Nor does the right name from somebody else.
+        // The right name from another peer does not either.
         other.send(&plain(Kind::SendDone, (id, 0), &[]));
         assert!(other.sync().is_empty());
         assert_eq!(send.poll(), TransferState::InProgress);
@@ -335,7 +336,8 @@ fn messages_end_by_their_names_alone() {
     });
 }
 
-/// An announced message that is not there fails its receive, and leads to no memory of the victim.
+/// An announced message that does not exist fails its receive, and gives no access to memory of the
+/// victim.
 #[test]
 fn an_announcement_of_nothing_fails_its_receive_alone() {
     story(|| {
@@ -354,7 +356,7 @@ fn an_announcement_of_nothing_fails_its_receive_alone() {
         };
         let mut bytes = Vec::new();
         header.encode(&mut bytes);
-        // Where the victim's own memory is: it must ask the liar all the same.
+        // The address of the victim's own memory: it must ask the liar all the same.
         bytes.extend(scene.granted().key.0);
         let entry = Entry {
             address: scene.granted().address,
@@ -387,7 +389,8 @@ fn an_announcement_of_nothing_fails_its_receive_alone() {
     });
 }
 
-/// Who has heard the number of a connection brings a lane to it, under the name of its owner.
+/// A client that has overheard the number of a connection adds a lane to it, under the name of its
+/// owner.
 #[test]
 fn a_lane_of_another_session_does_not_join_a_connection() {
     story(|| {
@@ -417,7 +420,7 @@ fn a_lane_of_another_session_does_not_join_a_connection() {
             shaken.map(|_| stream)
         };
         let foreign = [0x11; 32];
-        // Before the victim can know whose they are: when it can, the connection ends.
+        // Before the victim can know the owners: when it does, the connection ends.
         let session = &scene.victim.session;
         for (connection, secrets) in [(70, [owner.secret, foreign]), (71, [foreign, owner.secret])]
         {
@@ -432,7 +435,7 @@ fn a_lane_of_another_session_does_not_join_a_connection() {
             }
             session.remove_peer(owner.name).expect("known");
         }
-        // Afterwards they get no further than this.
+        // Afterwards they are refused here.
         session.add_peer(&known).expect("an info");
         let error = shake(72, 1, foreign).expect_err("not the owner");
         let code = RejectCode::BadProof;
@@ -448,7 +451,7 @@ fn a_lane_of_another_session_does_not_join_a_connection() {
     });
 }
 
-/// Lanes that their connection does not have, or has already.
+/// Lanes that their connection does not have, or already has.
 #[test]
 fn a_lane_that_does_not_fit_its_connection_is_turned_away() {
     story(|| {
@@ -465,7 +468,7 @@ fn a_lane_that_does_not_fit_its_connection_is_turned_away() {
             shout(&mut stream, &hello);
             assert_eq!(closed(&mut stream), b"TCPX\x05\0\x02\0\x06\0");
         }
-        // More lanes than anybody needs.
+        // More lanes than allowed.
         let mut many = scene.stranger();
         many.lanes = u16::MAX;
         let error = many
@@ -474,7 +477,8 @@ fn a_lane_that_does_not_fit_its_connection_is_turned_away() {
         let code = RejectCode::TooMany;
         assert_eq!(error, HandshakeError::PeerRejected { code });
 
-        // The same lane twice, and one of another number of lanes: the connection waits for the right one.
+        // The same lane twice, and one with another number of lanes: the connection waits for the
+        // right one.
         let mut stranger = scene.stranger();
         stranger.lanes = 2;
         let shake = |lane, lanes| {
@@ -497,7 +501,7 @@ fn a_lane_that_does_not_fit_its_connection_is_turned_away() {
         assert!(early.is_err(), "accepted without its second lane");
         let mut insider = scene.accepted(vec![first, shake(1, 2)]);
         assert!(insider.sync().is_empty());
-        // The other one is kept for small transfers.
+        // The other lane is reserved for small transfers.
         assert_eq!(insider.peer.lanes().len(), 1);
         drop(insider);
         scene.unharmed();
@@ -505,7 +509,7 @@ fn a_lane_that_does_not_fit_its_connection_is_turned_away() {
     });
 }
 
-/// Messages of a handshake that come from the wrong side, or after it.
+/// Handshake messages that come from the wrong side, or after the handshake.
 #[test]
 fn what_the_other_side_would_say_is_not_taken() {
     story(|| {
@@ -528,7 +532,7 @@ fn what_the_other_side_would_say_is_not_taken() {
         let mut stream = scene.dial();
         shout(&mut stream, b"TCPX\x05\0\x02\0\x04\0");
         assert_eq!(closed(&mut stream), b"", "a Reject is not answered");
-        // After the handshake a hello is a frame of no kind.
+        // After the handshake a hello is a frame of an unknown kind.
         let mut liar = scene.insider();
         liar.send(&hello);
         liar.is_ended_for(tcpx_proto::frame::FrameError::UnknownKind(b'T'));
@@ -536,7 +540,7 @@ fn what_the_other_side_would_say_is_not_taken() {
         let mut liar = scene.insider();
         liar.send(&plain(Kind::Comm, (0, 0), &[]));
         liar.is_ended_for(Violation::LateComm);
-        // A goodbye ends the connection, whatever is said behind it.
+        // A goodbye ends the connection, whatever follows it.
         let mut liar = scene.insider();
         let Target { key, address, .. } = scene.granted();
         let mut bytes = plain(Kind::Goodbye, (0, 0), b"so long");
@@ -548,7 +552,7 @@ fn what_the_other_side_would_say_is_not_taken() {
         assert!(error.to_string().contains("so long"), "{error}");
         scene.unharmed();
         scene.honest_peer_goes_on();
-        // Nobody is left in the queue of those who have come.
+        // No connection is left in the accept queue.
         assert!(
             scene
                 .victim

@@ -1,4 +1,4 @@
-//! Strangers who have listened to others.
+//! Clients that replay what they have overheard.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -21,14 +21,14 @@ fn message(stream: &mut TcpStream) -> Vec<u8> {
     bytes
 }
 
-/// Takes the victim's hello and returns the proof for it.
+/// Processes the victim's hello and returns the proof for it.
 fn proof(client: &mut Client, stream: &mut TcpStream) -> Vec<u8> {
     let hello = message(stream);
     assert_eq!(client.handle(&hello).expect("honest"), hello.len());
     client.poll_transmit().expect("a proof")
 }
 
-/// The bytes of a whole lane, sent a second time, prove nothing.
+/// The recorded bytes of a whole lane, sent a second time, prove nothing.
 #[test]
 fn a_recorded_lane_opens_nothing() {
     story(|| {
@@ -54,7 +54,7 @@ fn a_recorded_lane_opens_nothing() {
         assert_eq!(scene.victim.notification().message, b"once");
         scene.poison();
 
-        // While it lasts, and afterwards: all at once, and message by message.
+        // During the connection, and afterwards: all at once, and message by message.
         for over in [false, true] {
             if over {
                 honest.lanes.clear();
@@ -62,7 +62,7 @@ fn a_recorded_lane_opens_nothing() {
             let mut stream = scene.dial();
             shout(&mut stream, &[&hello[..], &proof, &frames].concat());
             let said = closed(&mut stream);
-            // With bytes behind it that nobody has read, the Reject may be lost in a reset.
+            // If unread bytes follow it, the Reject may be lost in a reset.
             assert!(said.is_empty() || !said.ends_with(b"TCPX\x04\0\0\0"));
             let mut stream = scene.dial();
             shout(&mut stream, &hello);
@@ -89,8 +89,8 @@ fn a_recorded_lane_opens_nothing() {
     });
 }
 
-/// A proof is good for one hello of the victim: that of another handshake, at the same moment and
-/// for the same client, is not.
+/// A proof is valid for one hello of the victim: not for another handshake, even at the same moment
+/// and for the same client.
 #[test]
 fn a_proof_for_another_nonce_opens_nothing() {
     story(|| {
@@ -121,7 +121,7 @@ fn a_proof_for_another_nonce_opens_nothing() {
     });
 }
 
-/// The victim's own tags, sent back to it, are not taken for a client's.
+/// The victim's own tags, sent back to it, are not accepted as a client's.
 #[test]
 fn the_victims_own_words_prove_nothing() {
     story(|| {
@@ -148,7 +148,7 @@ fn the_victims_own_words_prove_nothing() {
     });
 }
 
-/// Who listens to a handshake for one session has nothing for another.
+/// An overheard handshake with one session is useless for another.
 #[test]
 fn a_proof_for_one_session_opens_no_other() {
     story(|| {

@@ -1,4 +1,4 @@
-//! Peers that take their time.
+//! Slow and unresponsive peers.
 
 use std::io::{Read, Write};
 
@@ -74,7 +74,7 @@ fn one_byte_at_a_time_is_as_good_as_all_at_once() {
     });
 }
 
-/// Memory is taken back from a peer that has begun a WRITE and does not go on.
+/// Memory is revoked from a peer that has begun a WRITE and does not continue.
 #[test]
 fn half_a_payload_holds_no_memory() {
     story(|| {
@@ -86,7 +86,7 @@ fn half_a_payload_holds_no_memory() {
         slow.send(&[0x11; 1000]);
         scene.honest_peer_goes_on();
         scene.region().deregister().expect("registered");
-        // What came before may have landed, in its place; what comes now does not land anywhere.
+        // Bytes before may have landed, in their place; bytes from now on do not land anywhere.
         scene.poison();
         slow.send(&[0x22; GRANTED - 1000]);
         let refused = slow.frame();
@@ -96,7 +96,7 @@ fn half_a_payload_holds_no_memory() {
         );
         assert_eq!(refused.header.flags, Status::UnknownRegion as u8);
         scene.unharmed();
-        // The same for all that asks for it later.
+        // The same for all later requests.
         slow.send(&ask(Kind::Read, (2, 0), &[granted.key], &entries));
         let refused = slow.frame();
         assert_eq!(
@@ -109,8 +109,8 @@ fn half_a_payload_holds_no_memory() {
     });
 }
 
-/// Answers to a peer that does not read them wait. Memory is taken back all the same: what has begun
-/// is completed from a copy, what has not is refused.
+/// Answers wait for a peer that does not read them. Memory can still be revoked: an answer that has
+/// begun is completed from a copy, others are refused.
 #[test]
 fn answers_that_wait_do_not_use_memory_that_was_taken_back() {
     story(|| {
@@ -146,8 +146,8 @@ fn answers_that_wait_do_not_use_memory_that_was_taken_back() {
     });
 }
 
-/// Transfers of which nothing has left, because the peer settles none of those before, end with the
-/// connection like these.
+/// Transfers that have not left, because the peer settles none of those before, end with the
+/// connection too.
 #[test]
 fn what_waits_for_the_window_fails_with_its_connection() {
     story(|| {
@@ -195,7 +195,7 @@ fn a_frame_without_an_end_ends_with_its_connection() {
             let error = slow.ended();
             assert_eq!(error.kind(), tcpx::ErrorKind::Disconnected, "{error}");
         }
-        // Nothing beyond what was sent has landed.
+        // Nothing beyond the sent bytes has landed.
         let landed = scene.local().memory.bytes(GRANTED, 100);
         let (before, behind) = landed.split_at(99);
         assert!(before.iter().all(|b| [0x11, 0xA5].contains(b)));
@@ -206,7 +206,8 @@ fn a_frame_without_an_end_ends_with_its_connection() {
     });
 }
 
-/// A peer that answers nothing keeps a session closing for a while. Nobody is let in meanwhile.
+/// A peer that answers nothing delays the close of a session for a while. Nobody is accepted
+/// meanwhile.
 #[test]
 fn a_session_that_closes_lets_nobody_in() {
     story(|| {
@@ -215,8 +216,9 @@ fn a_session_that_closes_lets_nobody_in() {
         let mut slow = scene.insider();
         std::thread::scope(|scope| {
             let closing = scope.spawn(|| scene.victim.session.close());
-            // It asks whether everything has arrived; the answer is awaited for seconds.
-            assert_eq!(slow.frame().header.kind, Kind::Ping);
+            // The session asks whether everything has arrived, and waits for the answer for
+            // seconds.
+            assert_eq!(slow.frame_on(0).header.kind, Kind::Ping);
             let mut stream = scene.dial();
             let mut client = stranger.client(&info);
             shout(&mut stream, &client.poll_transmit().expect("a hello"));

@@ -1,4 +1,4 @@
-//! Transfers that are given up or fail: memory is let go of at once, and nobody is told that they were done.
+//! Aborted and failed transfers: memory is released at once, and none of them is reported as done.
 
 use tcpx::{ErrorKind, Op, Segment, TransferState};
 use tcpx_testkit::host::{fails, wait_for_silence, wait_for_traffic};
@@ -25,7 +25,7 @@ fn no_byte_lands_after_a_read_was_aborted(setup: &Setup) {
     let (here, there) = (alice.memory(MIB), bob.memory(MIB));
     bob.fill(&there, Content::pattern(1));
     let transfer = alice.endless(Op::Read, &peer, &here, &there.descriptor);
-    // What was aborted may be posted again.
+    // An aborted transfer may be posted again.
     for _ in 0..10 {
         transfer.post_with_notification(b"never").expect("posted");
         wait_for_traffic(&peer);
@@ -56,12 +56,12 @@ fn no_byte_lands_after_a_write_was_aborted(setup: &Setup) {
         transfer.post_with_notification(b"never").expect("posted");
         wait_for_traffic(&peer);
         transfer.abort();
-        // Ours again, though bytes of it are still on their way.
+        // The memory may be reused, although bytes of it are still in flight.
         here.memory.fill(Content::Byte(2));
         let error = fails(&transfer);
         assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
         assert_eq!(transfer.poll(), TransferState::Aborted);
-        // Bob's again, too, now that the state says so.
+        // Bob's memory may be reused too, now that the state says so.
         bob.check(&there, &Expected::untouched(1));
         bob.poison(&there);
         alice.session.notify(&peer, b"round").expect("sent");
@@ -77,7 +77,7 @@ fn no_byte_lands_after_a_write_was_aborted(setup: &Setup) {
 }
 
 fn aborting_does_not_wait_for_the_peer(setup: &Setup) {
-    // Whoever waited for bob would do so for an hour.
+    // A call that waited for bob would wait for an hour.
     let setup = setup.with("peer_timeout", "1h");
     let alice = Host::open("alice", &setup);
     let bob = RemoteProcess::open("bob", &setup);
@@ -116,7 +116,7 @@ fn aborting_does_not_wait_for_the_peer(setup: &Setup) {
     assert_eq!(error.kind(), ErrorKind::NotAllowed, "{error}");
     here.check_untouched();
 
-    // Nor does giving up what waits for a connection.
+    // Aborting a transfer that waits for a connection does not wait either.
     peer.disconnect();
     wait_until("the connection is gone", || !peer.is_connected());
     bob.freeze();
@@ -158,7 +158,7 @@ fn releasing_does_not_wait_for_the_peer(setup: &Setup) {
         }
         drop(transfer);
         bob.thaw();
-        // What was on its way has landed when a ping behind it is answered. Where the connection has
+        // Bytes in flight have landed when a ping after them is answered. If the connection has
         // ended, the next one begins when nothing of the last lands any more.
         for lane in 0..peer.lanes().len() {
             let _ = peer.round_trip(lane, GUARD);

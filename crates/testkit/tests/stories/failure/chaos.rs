@@ -1,4 +1,4 @@
-//! Everything that can go wrong, at once.
+//! Many failures at once.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -9,14 +9,15 @@ use tcpx_testkit::{Content, Copy, Expected, GUARD, Host, RemoteProcess, Setup, o
 
 on_every_setup!(chaos);
 
-/// Everything at once: transfers that are waited for, aborted, dropped, whose memory goes, on a connection that is cut again
-/// and again. Every one of them ends, those that are done have moved their bytes, and nothing else is
-/// touched.
+/// Everything at once: transfers that are awaited, aborted, dropped, or lose their memory, on a
+/// connection that is cut repeatedly. Every one of them ends, completed ones have moved their
+/// bytes, and nothing else is touched.
 fn chaos(setup: &Setup) {
     const THREADS: usize = 4;
     const ROUNDS: usize = 120;
     const LEN: usize = 300_000;
-    // Another seed, another story: to hunt for trouble, run it many times with different ones.
+    // Another seed gives another sequence: to search for bugs, run it many times with different
+    // ones.
     let seed = std::env::var("TCPX_TEST_SEED").map_or(0, |s| s.parse().expect("a number"));
     let alice = Host::open("alice", setup);
     let bob = RemoteProcess::open("bob", setup);
@@ -29,7 +30,7 @@ fn chaos(setup: &Setup) {
         for (thread, slot) in slots.iter().enumerate() {
             let (alice, peer, source, busy) = (&alice, &peer, &source, &busy);
             scope.spawn(move || {
-                // Also when an assertion below fails: the wrecker stops.
+                // Stops the wrecker also when an assertion below fails.
                 let _over = OnDrop(|| _ = busy.fetch_sub(1, Ordering::AcqRel));
                 let mut dice = Dice::new(seed + thread as u64);
                 for round in 0..ROUNDS {
@@ -98,7 +99,7 @@ fn chaos(setup: &Setup) {
             }
         });
     });
-    // Nobody has written anything but the pattern, and only where it belongs.
+    // Only the pattern was written, and only where it belongs.
     bob.check(&source, &Expected::only(Content::pattern(1)));
     for slot in &slots {
         let bytes = bob.bytes(slot);
@@ -112,7 +113,7 @@ fn chaos(setup: &Setup) {
     alice.verify_traffic(&peer, &bob, 1);
 }
 
-/// Calls something when it goes out of scope.
+/// Calls a function when it goes out of scope.
 struct OnDrop<F: FnMut()>(F);
 
 impl<F: FnMut()> Drop for OnDrop<F> {

@@ -1,4 +1,4 @@
-//! Memory is taken back in the middle of transfers: nothing touches it afterwards.
+//! Memory is revoked in the middle of transfers: nothing accesses it afterwards.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn the_target_deregisters_what_is_written_to(setup: &Setup) {
     assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
     bob.check(&there, &Expected::untouched(REMOTE_POISON));
 
-    // Alice is: this process can poison its memory in the very next instruction.
+    // Alice is the target: this process can poison its memory in the very next instruction.
     let there = bob.memory(MIB);
     here.poison();
     let chunk = alice.session.config().chunk_bytes();
@@ -70,7 +70,7 @@ fn the_target_deregisters_what_is_read_from(setup: &Setup) {
     assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
     assert!(bob.notifications().is_empty());
 
-    // What was taken back may be given again.
+    // Revoked memory may be registered again.
     let again = bob.register(&there, 0, MIB);
     bob.fill(&again, Content::pattern(3));
     alice.run(Op::Read, &peer, &here, &again, &[Copy::new(0, 0, MIB)]);
@@ -115,7 +115,7 @@ fn the_initiator_deregisters_what_it_writes_from(setup: &Setup) {
         transfer.post_with_notification(b"never").expect("posted");
         wait_for_traffic(&peer);
         here.region.deregister().expect("registered until now");
-        // The memory has another use from here on: none of this may reach bob.
+        // The memory is reused from here on: none of the new bytes may reach bob.
         here.memory.fill(Content::Byte(2));
         let error = fails(&transfer);
         assert_eq!(error.kind(), ErrorKind::NotAllowed, "{error}");
@@ -136,7 +136,7 @@ fn a_session_lets_go_of_its_own_memory_too() {
         for round in 0..30 {
             let (a, b) = (alice.memory(MIB), alice.memory(MIB));
             let op = if round % 2 == 0 { Op::Read } else { Op::Write };
-            // What is written to.
+            // The target of WRITEs.
             let (target, source) = if op == Op::Read { (&a, &b) } else { (&b, &a) };
             source.memory.fill(Content::pattern(1));
             let transfer = alice.endless(op, &me, &a, &b.region.descriptor());
@@ -232,8 +232,8 @@ fn nothing_lands_once_a_peer_was_removed_and_memory_deregistered() {
 #[test]
 fn regions_come_and_go_under_fire() {
     story(|| {
-        // Registrations end at all times, on both sides of transfers that go on and on; what was let
-        // go of is never written to again.
+        // Registrations end at all times, on both sides of continuous transfers; released memory is
+        // never written again.
         let setup = Setup::lanes4_workers3();
         let alice = Host::open("alice", &setup);
         let bob = RemoteProcess::open("bob", &setup);

@@ -1,4 +1,5 @@
-//! Peers that die, hang, restart or disconnect: their transfers fail, nobody waits for ever, and nobody else notices.
+//! Peers that die, hang, restart or disconnect: their transfers fail, no call blocks for ever, and
+//! other peers are not affected.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -19,7 +20,7 @@ on_main_setups!(
     a_peer_disconnects_in_the_middle,
 );
 
-/// Runs `trouble` while another thread keeps a healthy peer busy, which must not notice.
+/// Runs `trouble` while another thread keeps a healthy peer busy, which must not be affected.
 fn while_carol_is_busy(alice: &Host, carol: &(RemoteProcess, Peer), trouble: impl FnOnce()) {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -75,8 +76,8 @@ fn a_peer_is_killed(setup: &Setup) {
 }
 
 fn a_peer_hangs(setup: &Setup) {
-    // More in flight than the kernel's buffers hold: whoever hangs leaves the other with bytes to send.
-    // Should a connection be given up before the next transfer, that one connects anew.
+    // More in flight than the kernel's buffers hold: a hanging side leaves the other with bytes to
+    // send. If a connection is given up before the next transfer, that one reconnects.
     let setup = setup
         .with("peer_timeout", "3s")
         .with("connect_timeout", "5s");
@@ -96,10 +97,10 @@ fn a_peer_hangs(setup: &Setup) {
             assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
         });
         bob.thaw();
-        // He is back, and nothing stands between them.
+        // He is back, and nothing prevents a connection.
         alice.verify_traffic(&peer, &bob, 1);
     }
-    // One small READ that was sent to a peer which had nothing to do, and which never answers.
+    // One small READ that was sent to an idle peer, which never answers.
     wait_for_silence(&peer);
     bob.freeze();
     let small = alice.transfer(Op::Read, &peer, &here, &there, &[Copy::new(0, 0, 10)]);
@@ -109,7 +110,7 @@ fn a_peer_hangs(setup: &Setup) {
     bob.thaw();
     alice.verify_traffic(&peer, &bob, 2);
 
-    // The initiator hangs while it is being served: the target lets go of it and goes on.
+    // The initiator hangs while it is being served: the target drops it and continues.
     let chunk = alice.session.config().chunk_bytes();
     let theirs = bob.endless(Op::Read, "alice", &there, &here.region.descriptor(), chunk);
     while_carol_is_busy(&alice, &carol, || {
@@ -127,13 +128,13 @@ fn a_peer_hangs(setup: &Setup) {
 fn a_peer_restarts_under_the_same_name(setup: &Setup) {
     let alice = Host::open("alice", setup);
     let here = alice.memory(MIB);
-    let mut old: Option<(RemoteProcess, tcpx::Transfer)> = None;
+    let mut old: Option<(RemoteProcess, tcpx_testkit::Tracked)> = None;
     for round in 0..4 {
         let bob = RemoteProcess::open("bob", setup);
         let peer = alice.meets(&bob);
         assert_eq!(alice.session.peers().len(), 1);
         if let Some((old_bob, transfer)) = old.take() {
-            // Killed or not: its place is taken.
+            // Killed or not: another process takes its place.
             let error = fails(&transfer);
             assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
             if round == 3 {
@@ -166,7 +167,7 @@ fn a_new_session_of_the_same_name_connects_to_us_first(setup: &Setup) {
     alice.verify_traffic(&old_peer, &old, 1);
     let new = RemoteProcess::open("bob", setup);
     new.knows(&alice);
-    // Nobody has proven that he is bob: under this name alice knows another.
+    // No peer has proven to be bob: under this name alice knows another.
     let _ = new.connect("alice");
     new.notify("alice", b"early");
     wait_until("he was turned away", || !new.is_connected("alice"));
@@ -179,7 +180,7 @@ fn a_new_session_of_the_same_name_connects_to_us_first(setup: &Setup) {
     new.notify("alice", b"from the new one");
     let mut notice = alice.notification();
     if notice.message == b"early" {
-        // It has waited for a connection, and one was made in time.
+        // The transfer has waited for a connection, and one was made in time.
         notice = alice.notification();
     }
     assert_eq!(
@@ -204,7 +205,7 @@ fn a_peer_disconnects_in_the_middle(setup: &Setup) {
         transfer.post_with_notification(b"never").expect("posted");
         wait_for_traffic(&peer);
         if round < 2 {
-            // Bytes move as soon as he lets her in, a little earlier than he says so.
+            // Bytes move as soon as he accepts her, a little before he reports it.
             wait_until("bob is connected", || bob.is_connected("alice"));
             bob.disconnect("alice");
         } else {
@@ -216,7 +217,7 @@ fn a_peer_disconnects_in_the_middle(setup: &Setup) {
             assert_eq!(error, lost("bob", LostCause::Disconnected));
         }
         here.poison();
-        // Posting again connects again; what has failed is no obstacle.
+        // Posting again reconnects; the failed transfer is no obstacle.
         alice.verify_traffic(&peer, &bob, 1);
         here.check_untouched();
     }
@@ -267,7 +268,7 @@ fn what_was_sent_before_a_disconnect_does_not_land_behind_what_was_written_after
             let transfer = alice.endless(Op::Write, &peer, &old, &there.descriptor);
             transfer.post().expect("posted");
             wait_for_traffic(&peer);
-            // Bob's sockets are full of chunks that he has not looked at.
+            // Bob's sockets are full of chunks that he has not read.
             bob.freeze();
             std::thread::sleep(Duration::from_millis(5));
             peer.disconnect();

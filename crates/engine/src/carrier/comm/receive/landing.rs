@@ -1,4 +1,4 @@
-//! From where the plugin has put a message to where it belongs.
+//! Copies of messages from where the plugin has put them to their destination.
 
 use tcpx_cuda::Wish;
 use tcpx_ncclnet::Flushing;
@@ -10,7 +10,7 @@ use crate::error::{Error, PluginFault};
 use crate::memory::{PendingCopy, Place};
 
 impl<T: Target> CommReceive<T> {
-    /// Goes on with messages that are done. Says whether anything has moved.
+    /// Advances messages that are done. Returns whether anything has moved.
     pub(super) fn land(&mut self) -> Result<bool, Error> {
         for index in 0..self.done {
             self.advance(index)?;
@@ -39,7 +39,7 @@ impl<T: Target> CommReceive<T> {
         Ok(moved)
     }
 
-    /// Brings a message that is done nearer to where it belongs.
+    /// Advances a message that is done towards its destination.
     pub(super) fn advance(&mut self, index: usize) -> Result<(), Error> {
         let message = &self.posted[index];
         if let MessageState::Landed = message.state {
@@ -98,7 +98,7 @@ impl<T: Target> CommReceive<T> {
         }
     }
 
-    /// Whether a copy to the part's place is over. A failure is its frame's.
+    /// Returns whether a copy to the destination is over. A failure fails the frame.
     fn is_over(&mut self, copy: PendingCopy, part: &Part) -> bool {
         match self.copier.is_done(copy, Wish::Soon) {
             Ok(is_over) => is_over,
@@ -109,11 +109,11 @@ impl<T: Target> CommReceive<T> {
         }
     }
 
-    /// Makes a device see what the plugin has written to its memory.
+    /// Makes a device see the bytes that the plugin has written to its memory.
     fn flush(&mut self, part: &Part) -> Result<Next, Error> {
         let place = self.frames[part.frame].then.place();
         let (Some(comm), Some(place)) = (&mut self.comm, place) else {
-            // Nobody looks at memory that was revoked.
+            // Nobody reads revoked memory, so no flush is needed.
             return Ok(Next::Now(MessageState::Landed));
         };
         let span = part.at.rest(place.spans).next();
@@ -129,7 +129,7 @@ impl<T: Target> CommReceive<T> {
         })
     }
 
-    /// Brings the bytes in a slot where they belong.
+    /// Copies the bytes in a slot to their destination.
     fn empty_slot(&mut self, slot: Slot, part: &Part) -> MessageState {
         let from = slot.span(part.len);
         let frame = &mut self.frames[part.frame];
@@ -155,8 +155,8 @@ impl<T: Target> CommReceive<T> {
         MessageState::Landed
     }
 
-    /// Brings the bytes in bounce pages where they belong, or to a slot if the device that has them does
-    /// not reach that.
+    /// Copies the bytes in bounce pages to their destination, or to a slot if the device that holds
+    /// them cannot access the destination.
     fn unpack(&mut self, part: &Part) -> Result<Next, Error> {
         let (Some(unpack), Some(comm)) = (&mut self.unpack, &mut self.comm) else {
             return Ok(Next::Later(MessageState::Bounced));
@@ -207,26 +207,27 @@ impl<T: Target> CommReceive<T> {
     }
 }
 
-/// The message that is being brought to its place.
+/// The message that is being copied to its destination.
 struct Part {
     /// The request's number on its comm.
     number: u64,
-    /// Position of its frame.
+    /// Position of its frame in `frames`.
     frame: usize,
     len: usize,
-    /// Where in the frame's place.
+    /// Position in the frame's destination.
     at: Cursor,
 }
 
-/// Where a message goes from its state.
+/// The next state of a message.
 enum Next {
-    /// On at once.
+    /// Continue at once.
     Now(MessageState),
-    /// On when it is looked at again.
+    /// Continue at the next call.
     Later(MessageState),
 }
 
-/// Copies `from`, back to back, to where `at` stands in `to`. Past the cache: nobody reads it soon.
+/// Copies `from`, back to back, to the position of `at` in `to`.
+/// Bypasses the cache: the bytes are not read soon.
 fn scatter(from: &[Span], to: &[Span], at: Cursor) -> Result<(), Fault> {
     copy_spans((from, Cursor::default()), (to, at), Store::Streamed)?;
     Ok(())

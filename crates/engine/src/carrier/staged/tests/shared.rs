@@ -19,7 +19,7 @@ use crate::transfer::{After, Limits, Offered, Pieces, Plan, Run};
 
 type Code<T> = Result<T, tcpx_cuda::Error>;
 
-/// A stand-in that counts the copies that were started.
+/// A stand-in that counts started copies.
 #[derive(Debug)]
 struct Counting(StandIn, Arc<AtomicUsize>);
 
@@ -32,7 +32,7 @@ impl CountingQueue {
     }
 }
 
-/// A device, and how many copies were started on it.
+/// Returns a device and a function that returns the number of copies started on it.
 fn counting(device: StandIn) -> (Arc<dyn Device>, impl Fn() -> usize) {
     let copies = Arc::new(AtomicUsize::new(0));
     let device = Arc::new(Counting(device, Arc::clone(&copies)));
@@ -92,7 +92,7 @@ impl Queue for CountingQueue {
     }
 }
 
-/// The answer to a READ of all of the memory.
+/// Makes the answer to a READ of the whole memory.
 fn answer(seq: u32, device: &Arc<dyn Device>, memory: &Memory) -> Outgoing {
     let mut grant = Grant::default();
     grant.spans.clone_from(&memory.spans);
@@ -104,7 +104,7 @@ fn answer(seq: u32, device: &Arc<dyn Device>, memory: &Memory) -> Outgoing {
     }
 }
 
-/// A WRITE of all of the memory, in chunks of [`SLOT`] bytes.
+/// Makes a WRITE of the whole memory, in chunks of [`SLOT`] bytes.
 fn write(id: u64, device: &Arc<dyn Device>, memory: &Memory) -> Arc<Run> {
     let limits = Limits {
         chunk_bytes: SLOT / 2,
@@ -123,9 +123,9 @@ fn some_memory(len: usize) -> Memory {
     Memory::new(&[len], 0, |i| (i * 31 + i / 251) as u8)
 }
 
-/// Memory that is not mapped.
+/// Makes memory that is not mapped.
 fn no_memory(len: usize) -> Memory {
-    // SAFETY: only copies that look whether it is mapped use it.
+    // SAFETY: used only by copies that check whether memory is mapped.
     let nowhere = unsafe { Span::new(std::ptr::without_provenance_mut(4096), len) };
     Memory {
         bytes: Vec::new(),
@@ -133,7 +133,7 @@ fn no_memory(len: usize) -> Memory {
     }
 }
 
-/// Waits until the next frame begins, or has failed before.
+/// Waits until the next frame begins; returns its length, or the error if it failed before.
 fn begin(out: &mut StagedSend) -> Result<usize, Error> {
     loop {
         match out.poll_begin() {
@@ -144,7 +144,7 @@ fn begin(out: &mut StagedSend) -> Result<usize, Error> {
     }
 }
 
-/// Takes so many bytes of the frame that has begun, at most `step` at a time.
+/// Takes `bytes` bytes of the frame that has begun, at most `step` at a time.
 fn send(out: &mut StagedSend, bytes: usize, step: usize) -> Vec<u8> {
     let mut sent = Vec::new();
     while sent.len() < bytes {
@@ -161,7 +161,7 @@ fn send(out: &mut StagedSend, bytes: usize, step: usize) -> Vec<u8> {
     sent
 }
 
-/// Sends the next payload as a whole.
+/// Sends the next payload completely.
 fn send_next(out: &mut StagedSend) -> Result<Vec<u8>, Error> {
     let bytes = begin(out)?;
     out.step(true).unwrap();
@@ -192,14 +192,14 @@ proptest! {
             .map(|(i, (lengths, ..))| Memory::new(lengths, 3, |at| (at * 31 + i * 7) as u8))
             .collect();
         let total = |memory: &Memory| memory.spans.iter().map(Span::len).sum::<usize>();
-        // The other side has other blocks.
+        // The other side has different blocks.
         let targets: Vec<_> = sources
             .iter()
             .map(|source| Memory::new(&[1, total(source) - 1], 5, |_| 0xee))
             .collect();
         let (mut pushed, mut begun, mut landed) = (0, 0, Vec::new());
         while landed.len() < payloads.len() {
-            // Some come together, as many as there is room for.
+            // Push several payloads together, as far as there is room.
             let together = payloads[pushed.min(payloads.len() - 1)].2;
             for _ in 0..together {
                 if pushed < payloads.len() && out.has_room(total(&sources[pushed]), None) {

@@ -1,4 +1,4 @@
-//! An attempt to connect to a peer: which lane is on which route, and how far its handshake is.
+//! An attempt to connect to a peer: the route of each lane, and the state of its handshake.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -15,57 +15,68 @@ use crate::driver::control::{HANDSHAKE_TIME, Inbound, random, send_all};
 use crate::error::{self, AttemptCause};
 use crate::peers::{PeerShared, Route, Routes, SessionCore};
 
-/// The least time that one route gets before the next one is tried.
+/// Minimum time for one route before the next one is tried.
 const MIN_ROUTE_TIME: Duration = Duration::from_millis(500);
 
-/// And at the most, where there are others: it survives two lost SYN packets, and is less than the time for which the
-/// acceptor keeps the lanes that have arrived.
+/// Maximum time for one route if there are others: it survives two lost SYN packets, and is less
+/// than the time for which the acceptor keeps lanes of an incomplete connection.
 const MAX_ROUTE_TIME: Duration = Duration::from_millis(3500);
 
-/// How often a lane is dropped on one route before another one is tried. A peer whose places are all
-/// taken, by strangers or by many peers that connect at once, drops connections before they have
-/// proven themselves.
+/// Limits how often a lane is dropped on one route before another is tried. A peer whose places are
+/// all taken, by strangers or by many peers that connect at once, drops connections before they
+/// have proven themselves.
 const MAX_DROPS: u32 = 5;
 
-/// The pause after the first drop; each further one is twice as long.
+/// Pause after the first drop; doubled after each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 
-/// How long a SYN may stay unanswered before another one is sent, from a second socket. The kernel would
-/// wait for a second, and a peer whose listener is full drops SYNs in silence. The first socket stays: a
-/// long way answers that one.
+/// Time for which a SYN may stay unanswered before another one is sent, from a second socket. The
+/// kernel would wait for a second, and a peer whose listener is full drops SYNs silently. The first
+/// socket stays: on a path with a long round trip, it is the one that is answered.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// How many such SYNs are sent on a route.
+/// Limits the additional SYNs on a route.
 const MAX_SYNS: u32 = 8;
+
+/// Additional SYNs after which other routes are tried beside an unanswered one: an unreachable
+/// address costs a lane less than half a second. Before that, a SYN was probably lost, or the peer
+/// is far or busy, and the lane stays on its intended interfaces.
+const SYNS_ALONE: u32 = 2;
+
+/// Limits the routes tried beside a lane's own, one after the other.
+const MAX_BESIDE: u32 = 4;
+
+/// Limits a handshake while another route has reached the peer: the listener on this route may be
+/// another program that sends nothing.
+const HANDSHAKE_BESIDE: Duration = Duration::from_secs(1);
 
 /// An attempt to connect to a peer on all lanes.
 pub(in crate::driver::control) struct Attempt {
     pub(super) peer: Arc<PeerShared>,
     info: ConnectionInfo,
     connection: u64,
-    /// The lost lane that the attempt is for, if it is not for a whole connection.
+    /// The lost lane for which the attempt is made; `None` for a whole connection.
     pub(in crate::driver::control) rejoin: Option<Rejoin>,
     routes: Routes,
-    /// A route that has led to the peer: the first choice of lanes whose own route fails.
+    /// A route that has reached the peer: the first choice of lanes whose own route fails.
     good: Option<usize>,
     pub(super) lanes: Vec<DialLane>,
     pub(super) deadline: Instant,
     route_time: Duration,
-    /// What went wrong, for the error.
+    /// Failures so far, for the error.
     pub(super) failures: Vec<error::Attempt>,
 }
 
 pub(super) struct DialLane {
-    /// Which route this lane is on, and which it has tried.
+    /// The lane's current route, and the routes it has tried.
     route: usize,
     tried: Vec<usize>,
-    /// How often it was dropped on this route, how many further SYNs it has sent there, and until when the
-    /// route is tried.
+    /// Number of drops and of additional SYNs on this route, and the end of the route's time.
     drops: u32,
     syns: u32,
     route_until: Option<Instant>,
     pub(super) token: u64,
-    /// When something is due: the end of a pause, of our patience, or of the time that the route has.
+    /// Time of the next action: the end of a pause, the next SYN, or the end of the route's time.
     pub(super) deadline: Instant,
     pub(super) state: LaneState,
 }
@@ -73,13 +84,11 @@ pub(super) struct DialLane {
 pub(super) enum LaneState {
     /// Between two routes.
     Idle,
-    /// Dropped by the peer, and about to try again.
+    /// Dropped by the peer, and about to retry.
     Pausing,
-    Connecting {
-        first: Stream,
-        /// The one that has sent the last SYN, after the first.
-        again: Option<Stream>,
-    },
+    /// SYNs are in flight: the first and the last one on the lane's own route, then those on routes
+    /// beside it. The first answer wins.
+    Connecting(Vec<Syn>),
     Handshaking {
         stream: Stream,
         client: Box<Client>,
@@ -92,13 +101,19 @@ pub(super) enum LaneState {
     },
 }
 
-/// Why a lane did not come about.
+/// A connection attempt of one socket.
+pub(super) struct Syn {
+    route: usize,
+    pub(super) stream: Stream,
+}
+
+/// Why a lane could not be made.
 pub(super) enum LaneError {
-    /// The route failed; another one may lead to the peer.
+    /// The route failed; another one may reach the peer.
     Route(AttemptCause),
-    /// The connection was dropped before the handshake was over: the same route may do later.
+    /// The connection was dropped during the handshake: the same route may work later.
     Dropped(AttemptCause),
-    /// The peer has proven itself and does not fit; no route changes that.
+    /// The peer has proven itself but is incompatible; no other route changes that.
     Incompatible(Missing),
 }
 
@@ -125,7 +140,7 @@ impl From<HandshakeError> for LaneError {
 
 const _: () = assert!(MAX_ROUTE_TIME.as_millis() < HANDSHAKE_TIME.as_millis());
 
-/// How long a lane tries one of so many routes.
+/// Returns how long a lane tries each of `routes` routes.
 fn route_time(limit: Duration, routes: usize) -> Duration {
     match routes {
         0 | 1 => limit,
@@ -133,17 +148,17 @@ fn route_time(limit: Duration, routes: usize) -> Duration {
     }
 }
 
-/// How long a lane waits that was dropped so often before. Random by a half, so that lanes and peers
-/// that were dropped together come back one by one.
+/// Returns the pause of a lane that was dropped `drops` times before. Extended randomly by up to a
+/// half, so that lanes and peers that were dropped together return one by one.
 fn pause_after(drops: u32) -> Duration {
     let pause = FIRST_PAUSE * 2u32.pow(drops);
     let [byte] = random().unwrap_or([0]);
     pause + pause * u32::from(byte) / 512
 }
 
-/// Chooses the next route of a lane that has tried some: the one that has led to the peer, else one
-/// that has failed for no lane, else any. A fall-back is reached in time although many routes
-/// before it do not answer, since each fails for one lane only.
+/// Chooses the next route of a lane that has tried some: a route that has reached the peer, else
+/// one that has failed for no lane, else any. So a fall-back is reached in time even if many routes
+/// before it do not answer, since each of them fails for one lane only.
 fn choose_route(
     count: usize,
     good: Option<usize>,
@@ -157,6 +172,28 @@ fn choose_route(
 }
 
 impl DialLane {
+    /// Lists the routes on which the lane has failed or currently is.
+    fn routes(&self) -> Vec<usize> {
+        let mut routes = self.tried.clone();
+        match &self.state {
+            LaneState::Connecting(syns) => routes.extend(syns.iter().map(|syn| syn.route)),
+            LaneState::Handshaking { .. } => routes.push(self.route),
+            _ => {}
+        }
+        routes
+    }
+
+    /// Lists the routes that are tried beside the lane's own.
+    fn beside(&self) -> Vec<usize> {
+        match &self.state {
+            LaneState::Connecting(syns) => {
+                let routes = syns.iter().map(|syn| syn.route);
+                routes.filter(|route| *route != self.route).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// Sets the deadline of a lane that waits for the answer to a SYN.
     fn be_patient(&mut self, now: Instant) {
         let end = self.route_until.unwrap_or(now);
@@ -168,7 +205,7 @@ impl DialLane {
 }
 
 impl Attempt {
-    /// Puts lanes on the routes, each on one that is preferred.
+    /// Distributes lanes over the preferred routes.
     pub(super) fn new(
         peer: Arc<PeerShared>,
         info: ConnectionInfo,
@@ -202,7 +239,7 @@ impl Attempt {
         }
     }
 
-    /// Makes the attempt at a new stream for a lane that was lost.
+    /// Makes an attempt to get a new stream for a lost lane.
     pub(in crate::driver::control) fn rejoin(
         peer: Arc<PeerShared>,
         info: ConnectionInfo,
@@ -216,7 +253,7 @@ impl Attempt {
         attempt
     }
 
-    /// Returns what a lane's first message says of it.
+    /// Returns the description of a lane for its first message.
     fn lane_hello(&self, lane: usize, window: NonZeroU32, port: u16) -> LaneHello {
         let (lane, lanes, generation) = match &self.rejoin {
             None => (lane as u16, self.lanes.len(), 0),
@@ -228,22 +265,25 @@ impl Attempt {
             .listening_at(port)
     }
 
-    /// Returns the route that a lane is on.
+    /// Returns the route of a lane.
     pub(super) fn route(&self, lane: usize) -> Route {
-        self.routes.all[self.lanes[lane].route]
+        self.way(self.lanes[lane].route)
     }
 
-    /// Notes that a lane has sent its SYN, from this stream.
+    /// Returns a route by its index.
+    pub(super) fn way(&self, route: usize) -> Route {
+        self.routes.all[route]
+    }
+
+    /// Records that a lane has sent its SYN, from this stream.
     pub(super) fn connecting(&mut self, lane: usize, stream: Stream, token: u64, now: Instant) {
         let dialing = &mut self.lanes[lane];
         let end = self.deadline.min(now + self.route_time);
         dialing.route_until.get_or_insert(end);
         dialing.be_patient(now);
         dialing.token = token;
-        dialing.state = LaneState::Connecting {
-            first: stream,
-            again: None,
-        };
+        let route = dialing.route;
+        dialing.state = LaneState::Connecting(vec![Syn { route, stream }]);
     }
 
     pub(super) fn is_complete(&self) -> bool {
@@ -252,17 +292,53 @@ impl Attempt {
             .all(|l| matches!(l.state, LaneState::Ready { .. }))
     }
 
-    pub(super) fn note(&mut self, lane: usize, cause: AttemptCause) {
-        let address = self.route(lane).remote;
-        let failure = error::Attempt { address, cause };
-        // Lanes that fail alike are one line.
-        if !self.failures.contains(&failure) {
-            self.failures.push(failure);
+    /// Records the failure of a lane: on its own route, and as a timeout on the routes beside it.
+    fn note(&mut self, lane: usize, cause: AttemptCause) {
+        self.note_route(self.lanes[lane].route, cause);
+        for route in self.lanes[lane].beside() {
+            self.note_route(route, AttemptCause::TimedOut);
         }
     }
 
-    /// Has a lane that was dropped wait before it tries its route again; false when it has done so often
-    /// enough, or for as long as the route has.
+    fn note_route(&mut self, route: usize, cause: AttemptCause) {
+        let address = self.way(route).remote;
+        add_failure(&mut self.failures, error::Attempt { address, cause });
+    }
+
+    /// Returns the cause of failure if the answer that a lane waits for never arrives.
+    pub(super) fn unanswered(&self, lane: usize) -> Option<AttemptCause> {
+        match self.lanes[lane].state {
+            LaneState::Connecting(_) => Some(AttemptCause::TimedOut),
+            LaneState::Handshaking { .. } => Some(AttemptCause::HandshakeTimedOut),
+            LaneState::Pausing => Some(AttemptCause::ClosedByPeer),
+            LaneState::Idle | LaneState::Ready { .. } => None,
+        }
+    }
+
+    /// Returns the failures so far, and the pending answers of lanes as failures.
+    pub(super) fn standing(&self) -> Vec<error::Attempt> {
+        let mut standing = self.failures.clone();
+        for (index, lane) in self.lanes.iter().enumerate() {
+            let own = self.unanswered(index).map(|cause| (lane.route, cause));
+            let beside = lane.beside().into_iter();
+            let beside = beside.map(|route| (route, AttemptCause::TimedOut));
+            for (route, cause) in own.into_iter().chain(beside) {
+                let address = self.way(route).remote;
+                add_failure(&mut standing, error::Attempt { address, cause });
+            }
+        }
+        standing
+    }
+
+    /// Publishes the state of the attempt to callers that wait for the connection.
+    pub(super) fn publish(&self) {
+        if self.rejoin.is_none() {
+            self.peer.stands(self.standing());
+        }
+    }
+
+    /// Lets a dropped lane pause before it retries its route; returns false if its retries or the
+    /// route's time are used up.
     pub(super) fn pause(&mut self, lane: usize, now: Instant) -> bool {
         let dialing = &mut self.lanes[lane];
         let until = now + pause_after(dialing.drops);
@@ -275,30 +351,67 @@ impl Attempt {
         true
     }
 
-    /// Whether a lane is at the end of its pause.
+    /// Returns whether a lane is pausing.
     pub(super) fn is_pausing(&self, lane: usize) -> bool {
         matches!(self.lanes[lane].state, LaneState::Pausing)
     }
 
-    /// Whether a lane whose deadline has come sends another SYN.
-    pub(super) fn needs_syn(&self, lane: usize, now: Instant) -> bool {
+    /// Chooses the route on which a lane whose deadline has passed sends another SYN;
+    /// `None` if its time is over.
+    pub(super) fn next_syn(&self, lane: usize, now: Instant) -> Option<usize> {
         let dialing = &self.lanes[lane];
-        matches!(dialing.state, LaneState::Connecting { .. })
-            && dialing.route_until.is_some_and(|end| end > now)
+        let LaneState::Connecting(syns) = &dialing.state else {
+            return None;
+        };
+        dialing.route_until.filter(|end| *end > now)?;
+        let is_beside = (SYNS_ALONE..SYNS_ALONE + MAX_BESIDE).contains(&dialing.syns);
+        let beside = is_beside.then(|| {
+            let mut busy = dialing.tried.clone();
+            busy.extend(syns.iter().map(|syn| syn.route));
+            let others = self.lanes.iter().enumerate();
+            let others = others.filter(|(index, _)| *index != lane);
+            let elsewhere: Vec<_> = others.flat_map(|(_, l)| l.routes()).collect();
+            choose_route(self.routes.all.len(), self.good, &busy, &elsewhere)
+        });
+        beside.flatten().or(Some(dialing.route))
     }
 
-    /// Notes that a lane has sent another SYN, from this stream; none if that was not possible.
-    pub(super) fn sent_syn(&mut self, lane: usize, stream: Option<Stream>, now: Instant) {
+    /// Records that a lane has sent another SYN on a route, from this stream.
+    pub(super) fn sent_syn(
+        &mut self,
+        lane: usize,
+        route: usize,
+        stream: std::io::Result<Stream>,
+        now: Instant,
+    ) {
         let dialing = &mut self.lanes[lane];
         dialing.syns += 1;
         dialing.be_patient(now);
-        if let LaneState::Connecting { again, .. } = &mut dialing.state {
-            // Dropping the one before takes it out of the poller.
-            *again = stream;
+        match (stream, &mut dialing.state) {
+            (Ok(stream), LaneState::Connecting(syns)) => {
+                // The first stream on a route stays.
+                // Dropping a later one removes it from the poller.
+                let same = syns
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, syn)| syn.route == route);
+                if let Some((index, _)) = same.skip(1).last() {
+                    syns.remove(index);
+                }
+                syns.push(Syn { route, stream });
+            }
+            (Err(error), _) if route != dialing.route => self.rule_out(lane, route, error.into()),
+            _ => {}
         }
     }
 
-    /// Puts a lane on the next route worth trying; false when there is none.
+    /// Excludes a route that is not the lane's own.
+    fn rule_out(&mut self, lane: usize, route: usize, cause: AttemptCause) {
+        self.note_route(route, cause);
+        self.lanes[lane].tried.push(route);
+    }
+
+    /// Moves a lane to the next route; returns false if there is none.
     pub(super) fn next_route(&mut self, lane: usize, cause: AttemptCause) -> bool {
         self.note(lane, cause);
         let dialing = &mut self.lanes[lane];
@@ -306,6 +419,7 @@ impl Attempt {
         dialing.syns = 0;
         dialing.route_until = None;
         dialing.tried.push(dialing.route);
+        dialing.state = LaneState::Idle;
         let failed: Vec<_> = self.lanes.iter().flat_map(|l| l.tried.clone()).collect();
         let tried = &self.lanes[lane].tried;
         let next = choose_route(self.routes.all.len(), self.good, tried, &failed);
@@ -315,7 +429,7 @@ impl Attempt {
         next.is_some()
     }
 
-    /// Goes on with one lane; true once it is ready.
+    /// Advances one lane; returns true once it is ready.
     pub(super) fn advance(
         &mut self,
         lane: usize,
@@ -324,13 +438,12 @@ impl Attempt {
     ) -> Result<bool, LaneError> {
         let state = std::mem::replace(&mut self.lanes[lane].state, LaneState::Idle);
         let state = match state {
-            LaneState::Connecting { first, again } => match connected(first, again)? {
+            LaneState::Connecting(syns) => match self.answered(lane, syns)? {
                 Ok(stream) => {
-                    let dialing = &mut self.lanes[lane];
-                    dialing.deadline = dialing.route_until.unwrap_or(dialing.deadline);
+                    self.hurry(lane, Instant::now());
                     self.greet(lane, stream, core, offer)?
                 }
-                Err(connecting) => connecting,
+                Err(syns) => LaneState::Connecting(syns),
             },
             LaneState::Handshaking {
                 stream,
@@ -340,11 +453,69 @@ impl Attempt {
             other => other,
         };
         let ready = matches!(state, LaneState::Ready { .. });
+        self.lanes[lane].state = state;
         if ready {
             self.good = Some(self.lanes[lane].route);
+            for other in 0..self.lanes.len() {
+                if matches!(self.lanes[other].state, LaneState::Handshaking { .. }) {
+                    self.hurry(other, Instant::now());
+                }
+            }
         }
-        self.lanes[lane].state = state;
         Ok(ready)
+    }
+
+    /// Sets the deadline of a lane's handshake: earlier if another route has reached the peer.
+    fn hurry(&mut self, lane: usize, now: Instant) {
+        let dialing = &mut self.lanes[lane];
+        let end = dialing.route_until.unwrap_or(self.deadline);
+        dialing.deadline = match self.good {
+            Some(good) if good != dialing.route => end.min(now + HANDSHAKE_BESIDE),
+            _ => end,
+        };
+    }
+
+    /// Returns the connected stream of a lane, and sets the lane's route to its route; otherwise
+    /// returns the streams that still wait. Fails once none is left, with the error of the last
+    /// one.
+    fn answered(
+        &mut self,
+        lane: usize,
+        syns: Vec<Syn>,
+    ) -> std::io::Result<Result<Stream, Vec<Syn>>> {
+        let mut waiting = Vec::new();
+        let mut failed = Vec::new();
+        for syn in syns {
+            match syn.stream.connect_result() {
+                Ok(Some(())) => {
+                    self.lanes[lane].route = syn.route;
+                    return Ok(Ok(syn.stream));
+                }
+                Ok(None) => waiting.push(syn),
+                Err(error) => failed.push((syn.route, error)),
+            }
+        }
+        waiting.retain(|syn| failed.iter().all(|(route, _)| *route != syn.route));
+        let Some(next) = waiting.first().map(|syn| syn.route) else {
+            let last = failed.pop();
+            for (route, error) in failed {
+                if last.as_ref().is_some_and(|(other, _)| *other != route) {
+                    self.rule_out(lane, route, error.into());
+                }
+            }
+            let Some((route, error)) = last else {
+                return Err(std::io::ErrorKind::NotConnected.into());
+            };
+            self.lanes[lane].route = route;
+            return Err(error);
+        };
+        for (route, error) in failed {
+            self.rule_out(lane, route, error.into());
+            if self.lanes[lane].route == route {
+                self.lanes[lane].route = next;
+            }
+        }
+        Ok(Err(waiting))
     }
 
     fn greet(
@@ -357,7 +528,10 @@ impl Attempt {
         let window =
             NonZeroU32::new(core.context().config.window() as u32).unwrap_or(NonZeroU32::MIN);
         let ip = stream.local_addr()?.ip();
-        let listening = core.parts.addresses.iter().find(|a| a.ip() == ip);
+        // Behind an address mapping, the address that the peer sees has no listener.
+        let is_mapped = !core.context().config.advertise().keeps_own();
+        let mut own = core.parts.addresses.iter();
+        let listening = own.find(|a| a.ip() == ip && !is_mapped);
         let hello = self.lane_hello(lane, window, listening.map_or(0, |a| a.port()));
         let mut client = Box::new(Client::new(ClientConfig {
             identity: core.parts.identity.clone(),
@@ -377,17 +551,11 @@ impl Attempt {
     }
 }
 
-/// Returns the stream that is connected, or else the state of a lane that goes on waiting.
-fn connected(first: Stream, again: Option<Stream>) -> std::io::Result<Result<Stream, LaneState>> {
-    let was_answered = match &again {
-        Some(again) => again.connect_result(),
-        None => Ok(None),
-    };
-    Ok(match (first.connect_result()?, again) {
-        (Some(()), _) => Ok(first),
-        (None, Some(again)) if was_answered?.is_some() => Ok(again),
-        (None, again) => Err(LaneState::Connecting { first, again }),
-    })
+/// Adds a failure; equal failures of several lanes are merged.
+fn add_failure(failures: &mut Vec<error::Attempt>, failure: error::Attempt) {
+    if !failures.contains(&failure) {
+        failures.push(failure);
+    }
 }
 
 fn shake(
@@ -405,7 +573,7 @@ fn shake(
     while let (Ok(()), Some(bytes)) = (&sent, client.poll_transmit()) {
         sent = send_all(&stream, &bytes);
     }
-    // Prefers the handshake's error: a failed send says only that the peer has closed.
+    // The handshake's error comes first: a failed send only tells that the peer has closed.
     inbound.consume(result?);
     sent?;
     match client.established().cloned() {
@@ -423,65 +591,4 @@ fn shake(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_lane_tries_next_what_has_failed_for_none() {
-        assert_eq!(choose_route(4, None, &[0], &[0]), Some(1));
-        assert_eq!(choose_route(4, None, &[0], &[0, 1, 2]), Some(3));
-        // What leads to the peer comes first, unless it has failed this lane.
-        assert_eq!(choose_route(4, Some(2), &[0], &[0]), Some(2));
-        assert_eq!(choose_route(4, Some(2), &[2], &[2]), Some(0));
-        // Where all have failed for some lane, each lane still tries those that it has not.
-        assert_eq!(choose_route(2, None, &[1], &[0, 1]), Some(0));
-        assert_eq!(choose_route(2, None, &[0, 1], &[0, 1]), None);
-    }
-
-    #[test]
-    fn pauses_double_and_are_short_in_sum() {
-        for drops in 0..MAX_DROPS {
-            let (least, pause) = (FIRST_PAUSE * (1 << drops), pause_after(drops));
-            assert!(least <= pause && pause < least * 3 / 2, "{pause:?}");
-        }
-        let longest: Duration = (0..MAX_DROPS).map(|d| FIRST_PAUSE * (1 << d) * 3 / 2).sum();
-        assert!(longest < Duration::from_secs(1), "{longest:?}");
-    }
-
-    #[test]
-    fn a_syn_that_is_not_answered_is_sent_again_a_few_times() {
-        let now = Instant::now();
-        let end = now + Duration::from_secs(3);
-        let mut lane = DialLane {
-            route: 0,
-            tried: Vec::new(),
-            drops: 0,
-            syns: 0,
-            route_until: Some(end),
-            token: 0,
-            deadline: end,
-            state: LaneState::Idle,
-        };
-        lane.be_patient(now);
-        assert_eq!(lane.deadline, now + PATIENCE);
-        // Never longer than the route has.
-        let late = end - PATIENCE / 2;
-        lane.be_patient(late);
-        assert_eq!(lane.deadline, end);
-        lane.syns = MAX_SYNS;
-        lane.be_patient(now);
-        assert_eq!(lane.deadline, end);
-    }
-
-    #[test]
-    fn routes_share_the_time_and_leave_some_to_the_next() {
-        let (short, usual, long) = [1, 10, 30].map(Duration::from_secs).into();
-        assert_eq!(route_time(usual, 1), usual);
-        assert_eq!(route_time(long, 1), long);
-        assert_eq!(route_time(usual, 2), MAX_ROUTE_TIME);
-        assert_eq!(route_time(usual, 4), usual / 4);
-        assert_eq!(route_time(usual, 9), usual / 4);
-        assert_eq!(route_time(long, 4), MAX_ROUTE_TIME);
-        assert_eq!(route_time(short, 4), MIN_ROUTE_TIME);
-    }
-}
+mod tests;

@@ -1,23 +1,25 @@
-//! What follows once the payload of a frame has landed.
+//! Handling of frames whose payload has landed.
 
 use tcpx_proto::frame::down::{self, StreamId};
 use tcpx_proto::frame::{FLAG_INLINE, HEADER_BYTES, Header, Kind, Status, Table};
 
 use tcpx_proto::lane::Landing;
 
-use super::{Ended, Receiver};
+use super::Receiver;
 use crate::carrier::Over;
 use crate::error::LostCause;
 use crate::link::Held;
 use crate::link::tcp::Connection;
+use crate::link::tcp::ended::Ended;
 use crate::link::tcp::event::{Event, Message};
 use crate::link::tcp::lane::Lane;
 use crate::link::tcp::payload::{Incoming, Sink};
 use crate::memory::Refusal;
+use crate::stats::PathKind;
 use crate::transfer::Arrival;
 
 impl Receiver {
-    /// Deals with the frames whose payload has landed, and with those that had to wait for that.
+    /// Handles the frames whose payload has landed, and the frames that had to wait for them.
     pub(super) fn land(
         &mut self,
         lane: &Lane,
@@ -35,7 +37,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Deals with a frame that is complete, now or when everything that came before it has landed.
+    /// Handles a complete frame, now or when everything before it has landed.
     pub(super) fn finish(
         &mut self,
         payload: Incoming,
@@ -73,6 +75,8 @@ impl Receiver {
                 grant,
                 notification,
             } => {
+                let is_on_device = grant.place().device.is_some();
+                count_landed(lane, &header, is_on_device, false);
                 if self.spare.len() < connection.own_window {
                     self.spare.push(grant.cleared());
                 }
@@ -85,7 +89,10 @@ impl Receiver {
                     None => self.replies = lane.landed(id, None),
                 }
             }
-            Sink::Run(chunk) => events.push(Event::Settled(chunk)),
+            Sink::Run(chunk) => {
+                count_landed(lane, &header, chunk.device().is_some(), true);
+                events.push(Event::Settled(chunk));
+            }
             Sink::Failed(chunk, error) => events.push(Event::Failed(chunk, error)),
             Sink::Refused {
                 chunk,
@@ -111,6 +118,16 @@ impl Receiver {
         }
         Ok(())
     }
+}
+
+/// Counts a landed chunk, of this side or of the peer.
+fn count_landed(lane: &Lane, header: &Header, is_on_device: bool, is_ours: bool) {
+    let path = match is_on_device {
+        _ if header.is_on_comm() => PathKind::Plugin,
+        true => PathKind::Staged,
+        false => PathKind::Stream,
+    };
+    lane.counters.landed(path, is_ours, header.payload);
 }
 
 fn conclude_message(
@@ -148,7 +165,7 @@ fn conclude_message(
     Ok(())
 }
 
-/// Hands in a payload of which nothing is under way any more.
+/// Passes on a payload that has no operations in flight any more.
 fn complete(landing: &mut Landing<Incoming>, over: Over<Incoming>) {
     let Over {
         ticket,

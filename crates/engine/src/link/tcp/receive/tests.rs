@@ -1,4 +1,4 @@
-//! Frames that wait for payloads before them.
+//! Frames that wait for earlier payloads.
 
 use tcpx_proto::frame::{Header, Kind};
 
@@ -6,16 +6,16 @@ use crate::link::tcp::event::Event;
 use crate::link::tcp::payload::{Incoming, Sink};
 use crate::testing::{LONG, Pair, connection, wait_until};
 
-/// Payloads of a device land after their frames.
+/// Payloads to a device land after their frames.
 #[test]
-fn a_ping_with_a_number_waits_for_the_payloads_before_it() {
+fn numbered_ping_waits_for_earlier_payloads() {
     const NUMBER: u64 = 7;
     let pair = Pair::new();
     let (ours, theirs) = (connection(pair.alice.core()), connection(pair.bob.core()));
     let lanes = theirs.lanes.load();
     let lane = &lanes[0];
     let receiver = lane.receiver.try_lock_for(LONG);
-    let mut receiver = receiver.expect("nobody holds it for long");
+    let mut receiver = receiver.expect("no thread holds the receiver for long");
     let before = receiver.landing.reserve();
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -28,7 +28,7 @@ fn a_ping_with_a_number_waits_for_the_payloads_before_it() {
         let is_it = |event: &Event| matches!(event, Event::Ping(NUMBER));
         events.iter().any(is_it)
     };
-    wait_until("it has come", || {
+    wait_until("the ping has arrived", || {
         assert!(receiver.step(lane, &theirs, &mut events).is_ok());
         receiver.landing.len() == 2 || is_answered(&events)
     });

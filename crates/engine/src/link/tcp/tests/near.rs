@@ -1,4 +1,4 @@
-//! Runs of a GPU's memory use the lanes over the interfaces that are nearest to it.
+//! Runs of GPU memory use the lanes over the nearest interfaces.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,17 +16,17 @@ use crate::memory::InterfaceSet;
 use crate::testing::{LONG, Pair, connection, wait_until};
 use crate::transfer::{After, Limits, Pieces, Plan, Run};
 
-/// The interface of each lane for bulk.
+/// The interface of each bulk lane.
 const INTERFACES: [usize; 4] = [0, 1, 0, 1];
 
-/// A connection of four lanes over two interfaces that nobody drives but its test, and the other ends.
+/// A connection with four lanes over two interfaces that only the test drives, and the other ends.
 struct Undriven {
     connection: Arc<Connection>,
     _pair: Pair,
     _far: Vec<Stream>,
 }
 
-/// A stream and its other end.
+/// Returns a stream and its other end.
 fn stream() -> (Stream, Stream) {
     let options = SocketOptions {
         buffer_bytes: 64 << 10,
@@ -35,7 +35,7 @@ fn stream() -> (Stream, Stream) {
     let listener = Listener::bind(([127, 0, 0, 1], 0).into(), &options).unwrap();
     let near = Stream::connect(listener.local_addr().unwrap(), None, &options).unwrap();
     let mut far = None;
-    wait_until("it is connected", || {
+    wait_until("the stream is connected", || {
         far = listener.accept().ok();
         far.is_some()
     });
@@ -83,7 +83,7 @@ impl Undriven {
     /// Submits a READ of 16 chunks of memory that is near these interfaces.
     fn submit(&self, near: InterfaceSet) -> Arc<Run> {
         const CHUNK: usize = 1 << 20;
-        // SAFETY: nothing accesses the memory, since nobody answers.
+        // SAFETY: nothing accesses the memory, since the READ is never answered.
         let local = unsafe { Span::new(4096 as *mut u8, 16 * CHUNK) };
         let limits = Limits {
             chunk_bytes: CHUNK,
@@ -98,14 +98,14 @@ impl Undriven {
         run
     }
 
-    /// The lanes that take chunks of the run.
+    /// Returns the lanes that take chunks of the run.
     fn lanes_of(&self, run: &Arc<Run>) -> Vec<usize> {
         let lanes = self.connection.lanes.load();
         let has_it = |lane: &&Arc<Lane>| lane.queued_runs().iter().any(|r| Arc::ptr_eq(r, run));
         lanes.iter().filter(has_it).map(|l| l.index()).collect()
     }
 
-    /// Checks that a run has a lane: it would be offered for ever otherwise.
+    /// Checks that a run has a lane: otherwise it would be offered for ever.
     #[track_caller]
     fn has_lane(&self, run: &Run) {
         let lanes = self.connection.lanes.load();
@@ -119,7 +119,7 @@ impl Undriven {
             .lane_lost(&lanes[lane], LostCause::LaneDropped);
     }
 
-    /// Gives a lost lane a stream, whose other end is returned.
+    /// Gives a lost lane a new stream; returns its other end.
     fn bring_back(&self, lane: usize) -> Stream {
         let (stream, far) = stream();
         let early = Vec::new();
@@ -147,7 +147,7 @@ fn a_run_uses_the_lanes_over_the_interfaces_near_its_memory() {
     for (interface, expected) in [(0, [0, 2]), (1, [1, 3])] {
         let run = undriven.submit(InterfaceSet::one(interface));
         assert_eq!(undriven.lanes_of(&run), expected);
-        // Each of both asks for its half.
+        // Each of the two lanes requests its half.
         assert_eq!(run.lanes.load(Ordering::Relaxed), 2);
     }
     let of_host = undriven.submit(InterfaceSet::ALL);
@@ -155,7 +155,7 @@ fn a_run_uses_the_lanes_over_the_interfaces_near_its_memory() {
     assert_eq!(of_host.lanes.load(Ordering::Relaxed), 4);
 }
 
-/// A lane asks at once for its share of a READ, which is larger where fewer lanes take part.
+/// A lane requests its share of a READ at once, which is larger if fewer lanes take part.
 #[test]
 fn near_lanes_share_a_run_among_themselves() {
     let asked = |near| {
@@ -173,20 +173,20 @@ fn near_lanes_share_a_run_among_themselves() {
 #[test]
 fn a_run_without_a_near_lane_uses_all() {
     let undriven = Undriven::new();
-    // Of such an interface there is no lane.
+    // No lane uses such an interface.
     let run = undriven.submit(InterfaceSet::one(7));
     assert_eq!(undriven.lanes_of(&run), [0, 1, 2, 3]);
 }
 
 #[test]
-fn what_a_lost_lane_leaves_goes_on_near_while_there_is_a_lane_and_then_anywhere() {
+fn runs_of_a_lost_lane_prefer_near_lanes() {
     let undriven = Undriven::new();
     let connection = &undriven.connection;
     let run = undriven.submit(InterfaceSet::one(1));
     undriven.lose(1);
     connection.recover();
     assert_eq!(undriven.lanes_of(&run), [3]);
-    // New ones too.
+    // Later runs as well.
     assert_eq!(
         undriven.lanes_of(&undriven.submit(InterfaceSet::one(1))),
         [3]
@@ -199,7 +199,7 @@ fn what_a_lost_lane_leaves_goes_on_near_while_there_is_a_lane_and_then_anywhere(
 }
 
 #[test]
-fn a_near_lane_that_is_back_takes_part_again() {
+fn restored_near_lane_takes_part_again() {
     let undriven = Undriven::new();
     let run = undriven.submit(InterfaceSet::one(1));
     undriven.lose(1);
@@ -209,7 +209,7 @@ fn a_near_lane_that_is_back_takes_part_again() {
     assert_eq!(undriven.lanes_of(&run), [0, 2]);
     let _far = undriven.bring_back(3);
     assert_eq!(undriven.lanes_of(&run), [0, 2, 3]);
-    // It is the only one that further runs use.
+    // Further runs use only this lane.
     let run = undriven.submit(InterfaceSet::one(1));
     assert_eq!(undriven.lanes_of(&run), [3]);
 }

@@ -1,4 +1,4 @@
-//! On their way to a device.
+//! Shared copies from slots to a device.
 
 use super::*;
 
@@ -6,7 +6,7 @@ thread_local! {
     static NOW: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// The time, which stands still until [`pass`].
+/// Returns a simulated time, which stands still until [`pass`].
 fn clock() -> Instant {
     NOW.get().unwrap_or_else(|| {
         let now = Instant::now();
@@ -23,7 +23,7 @@ fn receiver(pool: &Arc<Pool>) -> StagedReceive<u32> {
     StagedReceive::with_clock(Arc::clone(pool), clock)
 }
 
-/// Receives a payload as a whole.
+/// Receives a payload completely.
 fn put(
     inbound: &mut StagedReceive<u32>,
     device: &Arc<dyn Device>,
@@ -48,7 +48,7 @@ fn land(inbound: &mut StagedReceive<u32>) -> Vec<(u32, bool)> {
 }
 
 #[test]
-fn payloads_that_follow_each_other_share_a_slot_and_a_copy() {
+fn consecutive_payloads_share_a_slot_and_a_copy() {
     let (device, copies) = counting(StandIn::new(1));
     let pool = Pool::new(SLOT, 8 * SLOT);
     let mut inbound = receiver(&pool);
@@ -58,7 +58,7 @@ fn payloads_that_follow_each_other_share_a_slot_and_a_copy() {
     for (i, target) in targets.iter().enumerate() {
         let name = (i as u32, i < 3);
         put(&mut inbound, &device, target, name, &[i as u8; 100]);
-        assert!(inbound.is_busy(), "somebody must look again");
+        assert!(inbound.is_busy(), "the carrier must be polled again");
         assert_eq!(copies(), i / 3);
     }
     assert_eq!(pool.left(Direction::In), 3);
@@ -74,7 +74,7 @@ fn payloads_that_follow_each_other_share_a_slot_and_a_copy() {
 }
 
 #[test]
-fn nothing_waits_where_nothing_follows_or_fits() {
+fn payload_does_not_wait_if_nothing_follows_or_fits() {
     let (device, copies) = counting(StandIn::new(2));
     let (other, other_copies) = counting(StandIn::new(3));
     let pool = Pool::new(SLOT, 8 * SLOT);
@@ -83,7 +83,7 @@ fn nothing_waits_where_nothing_follows_or_fits() {
     let mut landed = Vec::new();
     let mut put = |device: &Arc<dyn Device>, name, bytes: usize| {
         put(&mut inbound, device, &target, name, &vec![1; bytes]);
-        // But for the slot that is being filled, all come back.
+        // All slots are returned, except for the one being filled.
         while pool.left(Direction::In) < 3 {
             landed.extend(inbound.poll_over().map(|over| over.payload));
         }
@@ -93,18 +93,18 @@ fn nothing_waits_where_nothing_follows_or_fits() {
     put(&device, (2, true), SLOT);
     assert_eq!(copies(), 2, "the slot is full");
     put(&device, (3, true), 100);
-    assert_eq!(copies(), 2, "it waits for the next one");
+    assert_eq!(copies(), 2, "the payload waits for the next one");
     put(&device, (4, true), SLOT - 50);
-    assert_eq!(copies(), 3, "which does not fit");
+    assert_eq!(copies(), 3, "the next one does not fit");
     put(&other, (5, true), 10);
-    assert_eq!(copies(), 4, "the next one goes elsewhere");
+    assert_eq!(copies(), 4, "the next one has another device");
     assert_eq!(other_copies(), 0);
     landed.extend(land(&mut inbound).iter().map(|(name, _)| name));
     assert_eq!(landed, [1, 2, 3, 4, 5]);
 }
 
 #[test]
-fn a_payload_that_fits_a_slot_is_not_parted() {
+fn payload_that_fits_a_slot_is_not_split() {
     let device: Arc<dyn Device> = Arc::new(StandIn::new(3));
     let mut inbound = receiver(&Pool::new(SLOT, 8 * SLOT));
     let target = some_memory(SLOT);
@@ -146,7 +146,7 @@ fn a_payload_waits_a_bounded_time_for_others() {
     assert_eq!(copies(), 1, "nothing has come meanwhile");
     assert_eq!(land(&mut inbound).len() + usize::from(over.is_some()), 1);
 
-    // While bytes come, longer; also in the middle of a payload.
+    // While bytes arrive, the wait is longer; also in the middle of a payload.
     put(&mut inbound, &device, &first, (1, true), &[1; 10]);
     inbound.begin(false);
     let there = place(&device, &second.spans);
@@ -169,7 +169,7 @@ fn a_payload_waits_a_bounded_time_for_others() {
 }
 
 #[test]
-fn letting_go_lands_what_waits_and_what_has_come_of_the_next() {
+fn releasing_memory_lands_pending_bytes() {
     for seed in 0..50 {
         let device: Arc<dyn Device> = Arc::new(StandIn::new(seed));
         let pool = Pool::new(SLOT, 8 * SLOT);
@@ -191,7 +191,7 @@ fn letting_go_lands_what_waits_and_what_has_come_of_the_next() {
 }
 
 #[test]
-fn a_payload_that_is_given_up_does_not_take_those_before_it_along() {
+fn abandoned_payload_does_not_affect_earlier_ones() {
     let (device, copies) = counting(StandIn::new(6));
     let pool = Pool::new(SLOT, 8 * SLOT);
     let mut inbound = receiver(&pool);
@@ -215,7 +215,7 @@ fn a_payload_that_is_given_up_does_not_take_those_before_it_along() {
 }
 
 #[test]
-fn a_shared_copy_to_memory_fails_its_payloads_alone() {
+fn failed_shared_copy_fails_only_its_payloads() {
     // Each queue fails with its second copy.
     let (device, copies) = counting(StandIn::new(7).failing_after(1));
     let pool = Pool::new(SLOT, 8 * SLOT);
@@ -236,7 +236,7 @@ fn a_shared_copy_to_memory_fails_its_payloads_alone() {
 }
 
 #[test]
-fn a_copy_that_fails_fails_the_payload_that_goes_on_behind_it() {
+fn failed_copy_fails_the_payload_that_continues_after_it() {
     let device: Arc<dyn Device> = Arc::new(StandIn::new(7).failing_after(0));
     let good: Arc<dyn Device> = Arc::new(StandIn::new(8));
     let pool = Pool::new(SLOT, 8 * SLOT);
@@ -247,7 +247,7 @@ fn a_copy_that_fails_fails_the_payload_that_goes_on_behind_it() {
     let there = place(&device, &target.spans);
     put_part(&mut inbound, &there, &[2; 50], false, 50).unwrap();
     inbound.let_go().unwrap();
-    // Its rest reaches its memory, which does not help.
+    // The rest reaches its memory, but the payload has failed.
     let there = place(&good, &target.spans);
     put_part(&mut inbound, &there, &[2; 50], true, 50).unwrap();
     inbound.push(ticket(), 2);
@@ -256,7 +256,7 @@ fn a_copy_that_fails_fails_the_payload_that_goes_on_behind_it() {
 }
 
 #[test]
-fn closing_returns_what_waits_in_a_shared_slot() {
+fn closing_returns_pending_payloads_of_a_shared_slot() {
     let (device, copies) = counting(StandIn::new(9));
     let pool = Pool::new(SLOT, 8 * SLOT);
     let mut inbound = receiver(&pool);
@@ -273,7 +273,7 @@ fn closing_returns_what_waits_in_a_shared_slot() {
 }
 
 #[test]
-fn memory_that_is_not_mapped_fails_its_own_payload_alone() {
+fn unmapped_memory_fails_only_its_own_payload() {
     for let_go in [false, true] {
         let (device, copies) = counting(StandIn::new(8));
         let pool = Pool::new(SLOT, 8 * SLOT);
@@ -290,7 +290,7 @@ fn memory_that_is_not_mapped_fails_its_own_payload_alone() {
             assert_eq!(
                 third.content()[..150],
                 [3; 150],
-                "also what is copied again"
+                "repeated copies are awaited too"
             );
         }
         let mut landed = land(&mut inbound);

@@ -1,9 +1,9 @@
-//! On their way from a device.
+//! Shared copies from a device to slots.
 
 use super::*;
 
 #[test]
-fn answers_that_wait_share_a_slot_and_a_copy() {
+fn pending_answers_share_a_slot_and_a_copy() {
     let (device, copies) = counting(StandIn::new(1));
     let pool = Pool::new(SLOT, 8 * SLOT);
     let mut out = StagedSend::new(Arc::clone(&pool));
@@ -29,7 +29,7 @@ fn answers_that_wait_share_a_slot_and_a_copy() {
 }
 
 #[test]
-fn what_comes_while_something_is_sent_is_copied_together() {
+fn payloads_that_arrive_during_a_send_share_a_copy() {
     let (device, copies) = counting(StandIn::new(2));
     let mut out = StagedSend::new(Pool::new(SLOT, 8 * SLOT));
     let memory = some_memory(100);
@@ -38,17 +38,17 @@ fn what_comes_while_something_is_sent_is_copied_together() {
         out.step(true).unwrap();
     };
     push(&mut out, 0);
-    assert_eq!(copies(), 1, "nothing is being sent: at once");
+    assert_eq!(copies(), 1, "nothing is being sent: copied at once");
     assert_eq!(begin(&mut out).unwrap(), 100);
     push(&mut out, 1);
-    assert_eq!(copies(), 2, "nothing is copied ahead: at once");
+    assert_eq!(copies(), 2, "nothing is copied ahead: copied at once");
     push(&mut out, 2);
     push(&mut out, 3);
     assert_eq!(copies(), 2);
     send(&mut out, 100, 100);
     assert_eq!(begin(&mut out).unwrap(), 100);
     out.step(true).unwrap();
-    assert_eq!(copies(), 3, "both by one");
+    assert_eq!(copies(), 3, "both share one copy");
     send(&mut out, 100, 100);
     for _ in 0..2 {
         assert_eq!(send_next(&mut out).unwrap(), memory.content());
@@ -74,15 +74,15 @@ fn room_is_counted_in_bytes_of_slots() {
     };
     assert_eq!(push_all(SLOT), DEPTH);
     assert_eq!(push_all(SLOT / 4), 4 * DEPTH);
-    // Two of them do not fit together.
+    // Two payloads of this length do not fit together.
     assert_eq!(push_all(SLOT / 2 + 1), DEPTH);
     assert_eq!(push_all(1), MAX_QUEUED);
-    // Before anything is sent, a slot's worth.
+    // Before anything is sent, one slot's worth is copied.
     assert_eq!(copies(), 5);
 }
 
 #[test]
-fn a_lone_run_is_left_to_other_lanes_though_its_chunks_would_fit() {
+fn lone_run_is_left_to_other_lanes_although_its_chunks_fit() {
     let (device, copies) = counting(StandIn::new(4));
     let mut out = StagedSend::new(Pool::new(16 * SLOT, 256 * SLOT));
     let memory = some_memory(64 * SLOT);
@@ -100,7 +100,7 @@ fn a_lone_run_is_left_to_other_lanes_though_its_chunks_would_fit() {
     assert_eq!(push_all(&mut out), DEPTH);
     assert_eq!(push_all(&mut out), 0);
     assert_eq!(copies(), 1, "they share a slot all the same");
-    // Those that no other lane has may join.
+    // Payloads that no other lane can take may join.
     assert!(out.has_room(SLOT, None));
     let lone = some_memory(SLOT);
     for id in 2..20 {
@@ -108,14 +108,14 @@ fn a_lone_run_is_left_to_other_lanes_though_its_chunks_would_fit() {
         assert!(out.has_room(SLOT, Some(&other)));
         out.push(chunk(&other));
     }
-    // Each that leaves makes room for the next.
+    // Each chunk that leaves makes room for the next.
     begin(&mut out).unwrap();
     assert_eq!(push_all(&mut out), 1);
     out.close();
 }
 
 #[test]
-fn a_run_whose_chunk_waits_for_a_slot_is_left_to_other_lanes() {
+fn run_that_waits_for_a_slot_is_left_to_other_lanes() {
     let (device, _) = counting(StandIn::new(4));
     let pool = Pool::new(16 * SLOT, 2 * 16 * SLOT);
     let held = pool.take(device.as_ref(), Direction::Out).unwrap();
@@ -133,7 +133,7 @@ fn a_run_whose_chunk_waits_for_a_slot_is_left_to_other_lanes() {
 }
 
 #[test]
-fn a_shared_copy_that_fails_fails_its_payloads_alone() {
+fn failed_shared_copy_fails_only_its_payloads() {
     let (device, copies) = counting(StandIn::new(5).failing_after(1));
     let pool = Pool::new(SLOT, 8 * SLOT);
     let mut out = StagedSend::new(Arc::clone(&pool));
@@ -156,7 +156,7 @@ fn a_shared_copy_that_fails_fails_its_payloads_alone() {
 }
 
 #[test]
-fn letting_go_of_one_payload_leaves_the_others_of_its_slot() {
+fn releasing_one_payload_keeps_the_others_of_its_slot() {
     for begun in [false, true] {
         // No more memory can be pinned.
         let device: Arc<dyn Device> = Arc::new(Scarce::new(6));
@@ -184,7 +184,7 @@ fn letting_go_of_one_payload_leaves_the_others_of_its_slot() {
 }
 
 #[test]
-fn closing_gives_shared_slots_back() {
+fn closing_returns_shared_slots() {
     let (device, _) = counting(StandIn::new(7));
     let pool = Pool::new(SLOT, 8 * SLOT);
     let mut out = StagedSend::new(Arc::clone(&pool));
@@ -200,7 +200,7 @@ fn closing_gives_shared_slots_back() {
 }
 
 #[test]
-fn memory_that_is_not_mapped_fails_its_own_payload_alone() {
+fn unmapped_memory_fails_only_its_own_payload() {
     let (device, copies) = counting(StandIn::new(8));
     let mut out = StagedSend::new(Pool::new(SLOT, 8 * SLOT));
     let memory = some_memory(100);

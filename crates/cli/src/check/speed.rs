@@ -1,0 +1,142 @@
+//! How fast memory moves to the server, and what limits that.
+//!
+//! The sessions that test the lanes have one small chunk in flight on each. What an application gets
+//! is measured by two more, with the settings as they are.
+
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use tcpx::stats::{ProcessStats, Sample};
+use tcpx::{Config, Error, Op, Peer, RemoteRegion, Segment, Session};
+use tcpx_bench::bootstrap::Channel;
+use tcpx_bench::memory::Placed;
+use tcpx_bench::place::Place;
+
+use super::message::Message;
+use super::{CheckError, REGION_MAX, Step};
+
+/// How long is measured at least.
+const TIME: Duration = Duration::from_millis(300);
+
+/// The first WRITE; those that follow are larger until one takes a while.
+const FIRST_BYTES: usize = 1 << 20;
+
+/// A WRITE that takes so long is large enough.
+const A_WHILE: Duration = Duration::from_millis(100);
+
+/// How long connecting may take at the most: the lanes were quick, or this is not reached.
+const CONNECT_TIME: Duration = Duration::from_secs(3);
+
+/// How fast memory moves.
+#[derive(Debug, PartialEq, Serialize)]
+pub(crate) struct Speed {
+    /// Bytes a second that WRITEs move; none where that could not be measured.
+    pub(crate) bytes_per_second: Option<f64>,
+    /// What limits that, in words.
+    pub(crate) limit: Option<String>,
+    /// Why it could not be measured.
+    pub(crate) why_not: Option<String>,
+}
+
+impl Speed {
+    fn unknown(reason: impl ToString) -> Self {
+        Self {
+            bytes_per_second: None,
+            limit: None,
+            why_not: Some(reason.to_string()),
+        }
+    }
+}
+
+/// Writes to the server for a moment.
+pub(super) fn measure(
+    config: &Config,
+    place: Place,
+    channel: &mut Channel,
+    timeout: Duration,
+) -> Result<Speed, CheckError> {
+    // The server is connected to: this side's port is nobody's business, and may be taken.
+    let session = config
+        .clone()
+        .with("listen_port", 0)
+        .and_then(|config| config.with("advertise", ""))
+        .map_err(Error::from)
+        .and_then(Session::new)
+        .step("cannot start a session")?;
+    let info = session.connection_info();
+    Message::Beside { info }.send(channel)?;
+    let info = match Message::receive(channel)? {
+        Message::Beside { info } => info,
+        Message::Without { reason } => return Ok(Speed::unknown(reason)),
+        other => return Err(other.unexpected("Beside or Without")),
+    };
+    let peer = session
+        .add_peer(&info)
+        .step("cannot use the server's connection info")?;
+    if let Err(error) = peer.connect(timeout.min(CONNECT_TIME)) {
+        return Ok(Speed::unknown(error));
+    }
+    Message::Pour { bytes: REGION_MAX }.send(channel)?;
+    let descriptor = match Message::receive(channel)? {
+        Message::Region { descriptor } => descriptor,
+        Message::Without { reason } => return Ok(Speed::unknown(reason)),
+        other => return Err(other.unexpected("Region or Without")),
+    };
+    let remote =
+        RemoteRegion::from_bytes(&descriptor).step("cannot use the server's region descriptor")?;
+    let local = match Placed::new(&session, place, REGION_MAX) {
+        Ok(local) => local,
+        Err(error) => return Ok(Speed::unknown(error)),
+    };
+    let writer = Writer {
+        session: &session,
+        peer: &peer,
+        local: &local,
+        remote: &remote,
+        timeout,
+    };
+    let sample = writer.measure().step("writing for a moment failed")?;
+    Ok(Speed {
+        bytes_per_second: Some(sample.bytes as f64 / sample.elapsed.as_secs_f64().max(1e-9)),
+        limit: Some(sample.limit().to_string()),
+        why_not: None,
+    })
+}
+
+struct Writer<'a> {
+    session: &'a Session,
+    peer: &'a Peer,
+    local: &'a Placed,
+    remote: &'a RemoteRegion,
+    timeout: Duration,
+}
+
+impl Writer<'_> {
+    fn measure(&self) -> Result<Sample, Error> {
+        let mut len = FIRST_BYTES;
+        while self.write(len)? < A_WHILE && len < REGION_MAX {
+            len = (4 * len).min(REGION_MAX);
+        }
+        let read = || ProcessStats::with_session(self.session.stats_with_kernel());
+        let before = read();
+        let start = Instant::now();
+        while start.elapsed() < TIME {
+            self.write(len)?;
+        }
+        let sample = read().sample(&before, 0, self.peer.name());
+        Ok(sample.unwrap_or_default())
+    }
+
+    fn write(&self, len: usize) -> Result<Duration, Error> {
+        let segment = Segment {
+            local: self.local.region().at(0),
+            remote: self.remote.at(0),
+            len,
+        };
+        let transfer = self.session.prepare(Op::Write, self.peer, [segment])?;
+        let start = Instant::now();
+        transfer.post()?;
+        transfer.wait(self.timeout)?;
+        Ok(start.elapsed())
+    }
+}

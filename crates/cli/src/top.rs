@@ -1,0 +1,23 @@
+//! The live view behind `tcpx top`.
+//!
+//! ```text
+//!   sockets in the user's folders ──► read ──► model ──► report ──► view (terminal)
+//!    (each process offers one)      (JSON)   (history)  (rows)  └─► text, JSON
+//! ```
+//!
+//! `read` finds and asks the processes, `model` remembers the last minute, `report` says what the
+//! rows are, `view` draws them, `app` is what keys change, and `screen` is the loop around all.
+
+mod app;
+mod model;
+mod read;
+mod report;
+mod screen;
+mod text;
+mod view;
+
+pub(crate) use self::model::Model;
+pub(crate) use self::read::{Reader, Reading};
+pub(crate) use self::report::Report;
+pub(crate) use self::screen::run;
+pub(crate) use self::text::print;

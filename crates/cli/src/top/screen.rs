@@ -1,0 +1,117 @@
+//! The terminal: draws until the user has seen enough.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::app::App;
+use super::model::Model;
+use super::read::Reader;
+use super::report::Report;
+use super::view::{self, Theme};
+
+/// How soon a reading or a signal is noticed. Keys are noticed at once.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Set by a signal that asks the program to end.
+static IS_OVER: AtomicBool = AtomicBool::new(false);
+
+/// Gives the terminal back as it was, whatever ends the program: an error, a signal or a panic.
+struct Restored;
+
+impl Drop for Restored {
+    fn drop(&mut self) {
+        ratatui::restore();
+    }
+}
+
+/// Shows the sessions until the user, or a signal, ends it.
+pub(crate) fn run(reader: Reader, interval: Duration, colour: bool) -> io::Result<()> {
+    let mut app = App::default();
+    app.update(first(&reader));
+    watch_signals();
+    // Also has panics restore the terminal, before they print.
+    let mut terminal = ratatui::try_init()?;
+    let _restored = Restored;
+    let theme = Theme { colour };
+    let readings = read_every(reader, interval);
+    let mut model = Model::default();
+    let mut is_changed = true;
+    while !app.is_over && !IS_OVER.load(Ordering::Relaxed) {
+        if is_changed {
+            terminal.draw(|frame| view::draw(frame, &app, theme))?;
+        }
+        is_changed = false;
+        if is_hung_up(LOOK) {
+            break;
+        }
+        let is_ready = match event::poll(Duration::ZERO) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => false,
+            outcome => outcome?,
+        };
+        if is_ready {
+            match event::read()? {
+                Event::Key(key) if key.kind == KeyEventKind::Press => app.press(key),
+                _ => {}
+            }
+            is_changed = true;
+        }
+        for reading in readings.try_iter() {
+            model.update(reading);
+            app.update(Report::new(&model));
+            is_changed = true;
+        }
+    }
+    Ok(())
+}
+
+/// Waits for a key, a signal or the end of `time`; returns whether the terminal is gone, from which
+/// `crossterm` would read without end.
+fn is_hung_up(time: Duration) -> bool {
+    let stdin = io::stdin();
+    let mut watched = [PollFd::new(&stdin, PollFlags::IN)];
+    let time = Timespec::try_from(time).ok();
+    let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
+    poll(&mut watched, time.as_ref()).is_ok() && watched[0].revents().intersects(gone)
+}
+
+/// The first report, without rates: there is something on the screen at once.
+fn first(reader: &Reader) -> Report {
+    let mut model = Model::default();
+    model.update(reader.read());
+    Report::new(&model)
+}
+
+/// Reads on a thread of its own, so that a process that does not answer delays no key.
+fn read_every(reader: Reader, interval: Duration) -> mpsc::Receiver<super::Reading> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        // Ends when nobody listens any more.
+        while sender.send(reader.read()).is_ok() {
+            std::thread::sleep(interval);
+        }
+    });
+    receiver
+}
+
+/// Notes signals instead of ending the process by them: the terminal has to be restored first. Not
+/// SIGHUP: the terminal is gone then, and the process ends at once.
+fn watch_signals() {
+    extern "C" fn note(_: libc::c_int) {
+        IS_OVER.store(true, Ordering::Relaxed);
+    }
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: zeroes are a valid action, and the handler stores to an atomic.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = note as *const () as usize;
+            // The second one ends the process at once.
+            action.sa_flags = libc::SA_RESETHAND;
+            libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+        }
+    }
+}

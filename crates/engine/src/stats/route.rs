@@ -1,0 +1,43 @@
+//! The way to a connected peer, and whether a better one should have been there.
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::TransportKind;
+
+/// How payload travels to a connected peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// What carries the payload that is not copied directly.
+    pub transport: TransportKind,
+    /// Whether memory is copied directly.
+    pub same_host: SameHostUse,
+}
+
+/// Whether memory of a peer is copied directly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SameHostUse {
+    /// Yes.
+    Used,
+    /// No: the peer is on another host, or in another network namespace.
+    OtherHost,
+    /// No: the setting `same_host` is off.
+    Off,
+    /// The two sides have not found each other yet.
+    Undecided,
+    /// No, although the peer is on this host: [`Peer::same_host`](crate::Peer::same_host) says why.
+    Impossible,
+}
+
+impl SameHostUse {
+    /// The name in metrics.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Used => "used",
+            Self::OtherHost => "other_host",
+            Self::Off => "off",
+            Self::Undecided => "undecided",
+            Self::Impossible => "impossible",
+        }
+    }
+}

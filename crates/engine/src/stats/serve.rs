@@ -1,0 +1,429 @@
+//! Threads that hand statistics to readers, over HTTP/1.1: `GET /metrics` is OpenMetrics text for
+//! scrapers, and `GET /stats` on a Unix socket is the JSON document of `tcpx top`.
+//!
+//! There is one for each address that sessions of the process name, and one for the Unix socket,
+//! which all sessions of the process share. A reader costs no transfer anything: it is served by
+//! this thread alone, which takes no lock of a lane for longer than a glance. What a reader can make
+//! the thread keep is bounded: connections, the size of a request, and the time that both may take.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tcpx_net::{Cursor, Event, Folder, Listener, Poller, SocketOptions, Stream, Waker};
+
+use super::data::SessionStats;
+use super::openmetrics;
+use super::process::{ProcessStats, SessionReading};
+use crate::config::MetricsAddress;
+use crate::log::limited;
+
+/// The name of the folders in which processes have the sockets of `tcpx top`, for
+/// [`Folder::places`](tcpx_net::Folder::places).
+pub const FOLDER: &str = "tcpx";
+
+/// Connections that are served at the same time; further ones wait in the kernel.
+const MAX_CLIENTS: usize = 16;
+/// The longest request.
+const MAX_REQUEST: usize = 8 << 10;
+/// How long a connection may take for its request and its answer.
+const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 10 });
+/// The token of the listener; those of clients follow.
+const LISTENER: u64 = 0;
+
+/// Something that has statistics.
+pub(crate) trait Source: Send + Sync {
+    /// Reads them, with the kernel's view.
+    fn read(&self) -> SessionStats;
+}
+
+/// Where statistics are served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// At an address, to scrapers.
+    Metrics(MetricsAddress),
+    /// On a Unix socket in the first of these folders that can be used, to `tcpx top`.
+    Top(Vec<PathBuf>),
+}
+
+impl Asked {
+    /// The folders of this user, for `tcpx top`.
+    pub(crate) fn top() -> Self {
+        Self::Top(Folder::places(FOLDER))
+    }
+}
+
+/// The servers of this process, by what was asked for.
+static SERVERS: Mutex<Vec<Arc<Server>>> = Mutex::new(Vec::new());
+
+/// How long the list of servers is waited for. It is held for moments only, but a child may have
+/// been forked in such a moment: it goes without.
+const LIST_TIME: Duration = Duration::from_secs(1);
+
+struct Server {
+    /// A forked child does not have its parent's threads.
+    process: u32,
+    asked: Asked,
+    sources: Mutex<Vec<(u64, Weak<dyn Source>)>>,
+    is_over: AtomicBool,
+    waker: Waker,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Keeps a source served. Dropping it ends that, and the server with its last source.
+pub(crate) struct Registration {
+    server: Arc<Server>,
+    /// The number of the source.
+    id: u64,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let Some(mut servers) = SERVERS.try_lock_for(LIST_TIME) else {
+            return;
+        };
+        let mut sources = self.server.sources.lock();
+        sources.retain(|(id, _)| *id != self.id);
+        if !sources.is_empty() {
+            return;
+        }
+        drop(sources);
+        servers.retain(|known| !Arc::ptr_eq(known, &self.server));
+        drop(servers);
+        self.server.is_over.store(true, Ordering::Release);
+        self.server.waker.wake();
+        let thread = self.server.thread.lock().take();
+        // Its last source may go on the thread itself, which was reading it.
+        let is_other =
+            |thread: &JoinHandle<()>| thread.thread().id() != std::thread::current().id();
+        if let Some(thread) = thread.filter(is_other) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Serves the statistics of a source. If that fails, the log says so: a session without metrics is
+/// better than none.
+pub(crate) fn register(asked: Asked, source: Weak<dyn Source>) -> Option<Registration> {
+    let error = match try_register(&asked, source) {
+        Ok(registration) => return Some(registration),
+        Err(error) => error,
+    };
+    match asked {
+        Asked::Metrics(address) => limited!(
+            WARN,
+            %address,
+            %error,
+            remedy = "name another address or a range of ports in TCPX_METRICS",
+            "metrics are not served"
+        ),
+        Asked::Top(places) => tracing::debug!(
+            ?places,
+            %error,
+            "`tcpx top` will not show this process: none of the folders can be used"
+        ),
+    }
+    None
+}
+
+fn try_register(asked: &Asked, source: Weak<dyn Source>) -> io::Result<Registration> {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let mut servers = SERVERS
+        .try_lock_for(LIST_TIME)
+        .ok_or_else(|| io::Error::other("the process was forked while others were set up"))?;
+    let process = std::process::id();
+    let id = NEXT.fetch_add(1, Ordering::Relaxed);
+    let known = servers
+        .iter()
+        .find(|known| known.process == process && known.asked == *asked);
+    if let Some(server) = known {
+        let server = Arc::clone(server);
+        server.sources.lock().push((id, source));
+        return Ok(Registration { server, id });
+    }
+    let door = Door::open(asked)?;
+    let poller = Poller::new()?;
+    poller.add_armed(&door.listener, LISTENER)?;
+    let server = Arc::new(Server {
+        process,
+        asked: asked.clone(),
+        sources: Mutex::new(vec![(id, source)]),
+        is_over: AtomicBool::new(false),
+        waker: poller.waker(),
+        thread: Mutex::new(None),
+    });
+    let served = Arc::clone(&server);
+    let name = match asked {
+        Asked::Metrics(_) => "tcpx-metrics",
+        Asked::Top(_) => "tcpx-top",
+    };
+    let run = move || {
+        Loop {
+            server: served,
+            poller,
+            door,
+            clients: Vec::new(),
+            next: LISTENER + 1,
+        }
+        .run();
+    };
+    let thread = std::thread::Builder::new().name(name.into());
+    *server.thread.lock() = Some(thread.spawn(run)?);
+    servers.push(Arc::clone(&server));
+    Ok(Registration { server, id })
+}
+
+/// What readers connect to.
+struct Door {
+    listener: Listener,
+    /// The name of a Unix socket, and where it is.
+    name: Option<(Folder, String)>,
+}
+
+impl Door {
+    fn open(asked: &Asked) -> io::Result<Self> {
+        match asked {
+            Asked::Metrics(address) => {
+                let listener = bind(*address)?;
+                let address = listener.local_addr()?;
+                tracing::info!("metrics are served at http://{address}/metrics");
+                let name = None;
+                Ok(Self { listener, name })
+            }
+            Asked::Top(places) => {
+                let folder = Folder::make(places)?;
+                // Another PID namespace may have a process of the same number.
+                let mut random = [0; 8];
+                getrandom::fill(&mut random).map_err(io::Error::other)?;
+                let (process, random) = (std::process::id(), u64::from_ne_bytes(random));
+                let (listener, name) = folder.listen(&format!("{process}-{random:016x}"))?;
+                let name = Some((folder, name));
+                Ok(Self { listener, name })
+            }
+        }
+    }
+
+    fn accept(&self) -> io::Result<Stream> {
+        match self.name {
+            Some(_) => self.listener.accept_own(),
+            None => self.listener.accept().map(|(stream, _)| stream),
+        }
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        if let Some((folder, name)) = &self.name {
+            folder.remove(name);
+        }
+    }
+}
+
+/// Listens at the first port of the range that is free.
+fn bind(asked: MetricsAddress) -> io::Result<Listener> {
+    let options = SocketOptions {
+        buffer_bytes: 0,
+        dead_after: PATIENCE,
+    };
+    let mut last = io::Error::from(io::ErrorKind::AddrInUse);
+    for port in asked.first_port..=asked.last_port {
+        let address = SocketAddr::new(asked.ip, port);
+        match Listener::bind(address, &options) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// The thread.
+struct Loop {
+    server: Arc<Server>,
+    poller: Poller,
+    door: Door,
+    clients: Vec<Client>,
+    next: u64,
+}
+
+/// One connection of a scraper.
+struct Client {
+    token: u64,
+    stream: Stream,
+    deadline: Instant,
+    request: Vec<u8>,
+    /// None while the request is incomplete.
+    answer: Option<Vec<u8>>,
+    // ≤ the length of the answer
+    sent: usize,
+}
+
+impl Loop {
+    fn run(mut self) {
+        if let Some((folder, _)) = &self.door.name {
+            // Fails only where the folder is gone.
+            let _ = folder.sweep();
+        }
+        let mut events = Vec::new();
+        while !self.server.is_over.load(Ordering::Acquire) {
+            let now = Instant::now();
+            self.clients.retain(|client| client.deadline > now);
+            // Those beyond the limit wait in the kernel until one of these has gone.
+            if self.clients.len() < MAX_CLIENTS {
+                let _ = self.poller.arm(&self.door.listener, LISTENER, false);
+            }
+            let next = self.clients.iter().map(|client| client.deadline).min();
+            let timeout = next.map(|next| next.saturating_duration_since(now));
+            if self.poller.wait(&mut events, timeout).is_err() {
+                return;
+            }
+            for event in events.drain(..) {
+                match event {
+                    Event::Ready(LISTENER) => self.accept(),
+                    Event::Ready(token) => self.serve(token),
+                    Event::Woken => {}
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        while self.clients.len() < MAX_CLIENTS {
+            let stream = match self.door.accept() {
+                Ok(stream) => stream,
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => continue,
+                Err(_) => return,
+            };
+            let token = self.next;
+            self.next += 1;
+            if self.poller.add_armed(&stream, token).is_ok() {
+                self.clients.push(Client {
+                    token,
+                    stream,
+                    deadline: Instant::now() + PATIENCE,
+                    request: Vec::new(),
+                    answer: None,
+                    sent: 0,
+                });
+            }
+        }
+    }
+
+    fn serve(&mut self, token: u64) {
+        let at = self.clients.iter().position(|client| client.token == token);
+        let Some(at) = at else { return };
+        let client = &mut self.clients[at];
+        let goes_on = client.step(&self.server).unwrap_or(false);
+        let is_armed = goes_on && {
+            let poller = &self.poller;
+            match client.answer {
+                None => poller.arm(&client.stream, token, false).is_ok(),
+                Some(_) => poller.arm_for_writing(&client.stream, token).is_ok(),
+            }
+        };
+        if !is_armed {
+            self.clients.swap_remove(at);
+        }
+    }
+}
+
+impl Client {
+    /// Goes on; false once all is said.
+    fn step(&mut self, server: &Server) -> io::Result<bool> {
+        if self.answer.is_none() {
+            let mut buffer = [0; 2048];
+            let count = match self.stream.recv(&[], Cursor::default(), &mut buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                outcome => outcome?,
+            };
+            if count == 0 {
+                return Ok(false);
+            }
+            self.request.extend_from_slice(&buffer[..count]);
+            let is_whole = self.request.windows(4).any(|end| end == b"\r\n\r\n");
+            if !is_whole && self.request.len() < MAX_REQUEST {
+                return Ok(true);
+            }
+            self.answer = Some(match is_whole {
+                true => answer(&self.request, server),
+                false => plain("431 Request Header Fields Too Large", "too long\n"),
+            });
+        }
+        let answer = self.answer.as_deref().unwrap_or_default();
+        while self.sent < answer.len() {
+            let rest = &answer[self.sent..];
+            match self.stream.send(rest, &[], Cursor::default()) {
+                Ok(count) => self.sent += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                Err(error) => return Err(error),
+            }
+        }
+        self.stream.shutdown();
+        Ok(false)
+    }
+}
+
+impl Server {
+    /// Reads all sources.
+    fn read(&self) -> Vec<SessionReading> {
+        let sources: Vec<_> = self.sources.lock().iter().cloned().collect();
+        let read = |(id, source): &(u64, Weak<dyn Source>)| {
+            let stats = source.upgrade()?.read();
+            Some(SessionReading { id: *id, stats })
+        };
+        let mut sessions: Vec<_> = sources.iter().filter_map(read).collect();
+        sessions.sort_by(|a, b| a.stats.name.cmp(&b.stats.name));
+        sessions
+    }
+
+    fn metrics(&self) -> String {
+        let sessions: Vec<_> = self.read().into_iter().map(|one| one.stats).collect();
+        openmetrics(&sessions)
+    }
+
+    fn document(&self) -> String {
+        let process = ProcessStats::of_this_process(self.read());
+        serde_json::to_string(&process).unwrap_or_default()
+    }
+}
+
+/// The answer to a whole request.
+fn answer(request: &[u8], server: &Server) -> Vec<u8> {
+    let line = request.split(|byte| *byte == b'\r').next();
+    let line = String::from_utf8_lossy(line.unwrap_or_default());
+    let mut words = line.split(' ');
+    let (method, target) = (words.next(), words.next().unwrap_or_default());
+    let path = target.split('?').next();
+    match (method, path, &server.asked) {
+        (Some("GET"), Some("/metrics"), _) => http(
+            "200 OK",
+            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            &server.metrics(),
+        ),
+        (Some("GET"), Some("/stats"), Asked::Top(_)) => {
+            http("200 OK", "application/json", &server.document())
+        }
+        (Some("GET"), ..) => plain("404 Not Found", "see /metrics\n"),
+        _ => plain("405 Method Not Allowed", "GET only\n"),
+    }
+}
+
+fn plain(status: &str, body: &str) -> Vec<u8> {
+    http(status, "text/plain; charset=utf-8", body)
+}
+
+fn http(status: &str, kind: &str, body: &str) -> Vec<u8> {
+    let len = body.len();
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len}\r\n\
+         Connection: close\r\n\r\n"
+    );
+    [head.as_bytes(), body.as_bytes()].concat()
+}
+
+#[cfg(test)]
+mod tests;

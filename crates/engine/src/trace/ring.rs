@@ -1,0 +1,99 @@
+//! The records of one thread, until they are written.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::record::{Record, WORDS};
+
+/// Records in a ring: some hundred chunks on their way, and 1 MiB.
+pub(super) const RECORDS: usize = 16 << 10;
+
+/// A queue of records: one thread adds to it, another takes from it. Neither waits for the other: what
+/// finds the ring full is counted and dropped.
+///
+/// `added` and `taken` count records since the start, and only grow. A slot is written before `added`
+/// passes it (release), and read after that was seen (acquire); it is written again only after
+/// `taken` has passed it, in the same way.
+pub(super) struct Ring {
+    slots: Box<[[AtomicU64; WORDS]]>,
+    // taken ≤ added ≤ taken + slots.len()
+    added: AtomicU64,
+    taken: AtomicU64,
+    dropped: AtomicU64,
+    /// The thread has ended: nothing more is added.
+    is_over: AtomicBool,
+    /// The kernel's number of the thread.
+    pub(super) thread: u32,
+}
+
+impl Ring {
+    pub(super) fn new(thread: u32, records: usize) -> Self {
+        let slots = (0..records).map(|_| [const { AtomicU64::new(0) }; WORDS]);
+        Self {
+            slots: slots.collect(),
+            added: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
+            is_over: AtomicBool::new(false),
+            thread,
+        }
+    }
+
+    /// Adds a record. Only from the thread whose ring this is. Returns whether the ring is getting
+    /// full: true once for each time that it does.
+    pub(super) fn push(&self, record: &Record) -> bool {
+        let added = self.added.load(Ordering::Relaxed);
+        let waiting = added - self.taken.load(Ordering::Acquire);
+        let len = self.slots.len() as u64;
+        if waiting >= len {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+            return false;
+        }
+        let slot = &self.slots[(added % len) as usize];
+        for (cell, word) in slot.iter().zip(record.encode()) {
+            cell.store(word, Ordering::Relaxed);
+        }
+        self.added.store(added + 1, Ordering::Release);
+        waiting + 1 == len / 4
+    }
+
+    /// Whether the ring is getting full.
+    pub(super) fn is_filling(&self) -> bool {
+        let taken = self.taken.load(Ordering::Relaxed);
+        let waiting = self.added.load(Ordering::Relaxed).saturating_sub(taken);
+        waiting >= self.slots.len() as u64 / 4
+    }
+
+    /// Counts a record that is not kept. Returns false, as [`Ring::push`].
+    pub(super) fn skip(&self) -> bool {
+        self.dropped.fetch_add(1, Ordering::Relaxed);
+        false
+    }
+
+    /// Takes all records that are there, and counts those that were dropped since the last call.
+    /// Only one thread at a time.
+    pub(super) fn drain(&self, mut each: impl FnMut(Record)) -> u64 {
+        let added = self.added.load(Ordering::Acquire);
+        let mut taken = self.taken.load(Ordering::Relaxed);
+        while taken < added {
+            let slot = &self.slots[(taken % self.slots.len() as u64) as usize];
+            let words = std::array::from_fn(|at| slot[at].load(Ordering::Relaxed));
+            if let Some(record) = Record::decode(&words) {
+                each(record);
+            }
+            taken += 1;
+            // One by one: a thread in a hurry finds room while the others are written.
+            self.taken.store(taken, Ordering::Release);
+        }
+        self.dropped.swap(0, Ordering::Relaxed)
+    }
+
+    /// Notes that the thread has ended.
+    pub(super) fn finish(&self) {
+        self.is_over.store(true, Ordering::Release);
+    }
+
+    /// Whether the thread had ended: what a later [`Ring::drain`] finds is the last.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+}

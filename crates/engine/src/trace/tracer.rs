@@ -1,0 +1,342 @@
+//! What the sessions of a process share that write to the same trace.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::file::{Finished, Output};
+use super::json::Clock;
+use super::record::{Record, Text, Track};
+use super::ring::{RECORDS, Ring};
+use super::writer::{self, Writer};
+
+/// Rings that there are at most: 64 MiB. Threads beyond are not recorded, and their events counted.
+const MAX_RINGS: usize = 64;
+
+/// Texts that are kept at most. Names of peers and causes of failures repeat.
+const MAX_TEXTS: usize = 16 << 10;
+
+/// How long the list of traces is waited for. It is held for as long as a file takes to be opened or
+/// completed, but a child may have been forked meanwhile.
+const LIST_TIME: Duration = Duration::from_secs(10);
+
+/// The traces of this process.
+static TRACES: Mutex<Traces> = Mutex::new(Traces {
+    open: Vec::new(),
+    finished: Vec::new(),
+});
+
+struct Traces {
+    open: Vec<Open>,
+    /// Files that were completed: another session of this process goes on with them.
+    finished: Vec<(u32, PathBuf, Finished)>,
+}
+
+/// A trace that sessions write to.
+struct Open {
+    /// A forked child has none of its parent's threads.
+    process: u32,
+    /// As the setting has it.
+    asked: PathBuf,
+    tracer: Arc<Tracer>,
+    sessions: usize,
+    thread: JoinHandle<()>,
+}
+
+/// Opens a trace for a session, or finds the one that others of this process write to. Returns the
+/// session's number in it.
+pub(super) fn open(asked: &Path, limit: u64) -> Result<(Arc<Tracer>, u32), (PathBuf, io::Error)> {
+    static NEXT_SESSION: AtomicU32 = AtomicU32::new(1);
+    let failed = |error| (asked.to_owned(), error);
+    let mut traces = TRACES.try_lock_for(LIST_TIME).ok_or_else(|| {
+        failed(io::Error::other(
+            "another trace is being opened or completed",
+        ))
+    })?;
+    let session = NEXT_SESSION.fetch_add(1, Ordering::Relaxed);
+    let process = std::process::id();
+    let mut open = traces.open.iter_mut();
+    if let Some(open) = open.find(|open| open.process == process && open.asked == asked) {
+        open.sessions += 1;
+        return Ok((Arc::clone(&open.tracer), session));
+    }
+    let is_same = |(of, known, _): &(u32, PathBuf, Finished)| *of == process && known == asked;
+    let finished = traces.finished.iter().position(is_same);
+    let finished = finished.map(|at| traces.finished.swap_remove(at).2);
+    let output = Output::open(asked, limit, finished)?;
+    let tracer = Arc::new(Tracer::new(output));
+    let written = Arc::clone(&tracer);
+    let thread = std::thread::Builder::new()
+        .name("tcpx-trace".into())
+        .spawn(move || writer::run(&written))
+        .map_err(failed)?;
+    traces.open.push(Open {
+        process,
+        asked: asked.to_owned(),
+        tracer: Arc::clone(&tracer),
+        sessions: 1,
+        thread,
+    });
+    Ok((tracer, session))
+}
+
+/// Ends one session's use of a trace. The file is complete when the last one's has ended.
+pub(super) fn close(tracer: &Arc<Tracer>) {
+    let Some(mut traces) = TRACES.try_lock_for(LIST_TIME) else {
+        return;
+    };
+    let mut open = traces.open.iter();
+    let Some(at) = open.position(|open| Arc::ptr_eq(&open.tracer, tracer)) else {
+        return;
+    };
+    traces.open[at].sessions -= 1;
+    if traces.open[at].sessions > 0 {
+        return;
+    }
+    let open = traces.open.swap_remove(at);
+    tracer.request(|requested| requested.is_over = true);
+    if open.thread.thread().id() != std::thread::current().id() {
+        let _ = open.thread.join();
+    }
+    if let Some(finished) = tracer.finish() {
+        let entry = (open.process, open.asked, finished);
+        traces.finished.push(entry);
+    }
+}
+
+/// What happens to records.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum State {
+    Recording,
+    /// The file has reached its limit: records are counted only.
+    Full,
+    /// The file is complete, or cannot be written any more.
+    Over,
+}
+
+/// A trace that is being recorded.
+pub(super) struct Tracer {
+    /// No other trace of this process has, or had, this number.
+    serial: u64,
+    epoch: Instant,
+    state: AtomicU8,
+    /// Records of threads that have no ring.
+    unseated: AtomicU64,
+    next_track: AtomicU32,
+    shared: Mutex<Shared>,
+    requested: Mutex<Requested>,
+    changed: Condvar,
+    /// Taken before `shared`.
+    writer: Mutex<Writer>,
+}
+
+/// What recording threads leave for the writer besides records.
+#[derive(Default)]
+pub(super) struct Shared {
+    pub(super) rings: Vec<Arc<Ring>>,
+    /// By number; the first is none.
+    pub(super) texts: Vec<Arc<str>>,
+    numbers: HashMap<Arc<str>, u32>,
+    /// Names of tracks that the file does not have yet.
+    pub(super) names: Vec<(TrackId, String)>,
+}
+
+/// A track of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TrackId {
+    Thread(u32),
+    Out(Track),
+    In(Track),
+}
+
+#[derive(Default)]
+struct Requested {
+    is_over: bool,
+    /// A ring is getting full.
+    is_urgent: bool,
+}
+
+impl Tracer {
+    pub(super) fn new(output: Output) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let (epoch, clock) = (Instant::now(), Clock::now());
+        Self {
+            serial: NEXT.fetch_add(1, Ordering::Relaxed),
+            epoch,
+            state: AtomicU8::new(State::Recording as u8),
+            unseated: AtomicU64::new(0),
+            next_track: AtomicU32::new(1),
+            shared: Mutex::new(Shared {
+                texts: vec!["".into()],
+                ..Shared::default()
+            }),
+            requested: Mutex::new(Requested::default()),
+            changed: Condvar::new(),
+            writer: Mutex::new(Writer::new(output, clock)),
+        }
+    }
+
+    /// Nanoseconds from the opening of the trace to a moment; 0 for an earlier one.
+    #[inline]
+    pub(super) fn nanos(&self, at: Instant) -> u64 {
+        let since = at.saturating_duration_since(self.epoch);
+        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Adds a record to the ring of this thread.
+    pub(super) fn push(&self, record: Record) {
+        let state = self.state.load(Ordering::Relaxed);
+        if state == State::Over as u8 {
+            return;
+        }
+        let pushed = SEATS.try_with(|seats| {
+            let mut seats = seats.try_borrow_mut().ok()?;
+            let ring = match seats.iter().find(|seat| seat.tracer == self.serial) {
+                Some(seat) => &seat.ring,
+                None => self.sit(&mut seats),
+            };
+            let ring = ring.as_ref()?;
+            Some(match state == State::Full as u8 {
+                true => ring.skip(),
+                false => ring.push(&record),
+            })
+        });
+        match pushed {
+            Ok(Some(true)) => self.request(|requested| requested.is_urgent = true),
+            Ok(Some(false)) => {}
+            Ok(None) | Err(_) => _ = self.unseated.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+
+    /// Gives this thread a ring, if there may be another one.
+    fn sit<'a>(&self, seats: &'a mut Vec<Seat>) -> &'a Option<Arc<Ring>> {
+        // Traces that are over hold theirs no more.
+        let is_used = |ring: &Arc<Ring>| Arc::strong_count(ring) > 1;
+        seats.retain(|seat| seat.ring.as_ref().is_some_and(is_used));
+        let mut shared = self.shared.lock();
+        let may_have = shared.rings.len() < MAX_RINGS;
+        let ring = may_have.then(|| {
+            let id = tcpx_net::process::thread_id();
+            let name = std::thread::current().name().unwrap_or("thread").to_owned();
+            let ring = Arc::new(Ring::new(id, RECORDS));
+            shared.rings.push(Arc::clone(&ring));
+            shared.names.push((TrackId::Thread(id), name));
+            ring
+        });
+        drop(shared);
+        let tracer = self.serial;
+        seats.push(Seat { tracer, ring });
+        &seats[seats.len() - 1].ring
+    }
+
+    /// Keeps a text, or finds it among those that are kept.
+    pub(super) fn text(&self, text: &str) -> Text {
+        let mut shared = self.shared.lock();
+        if let Some(number) = shared.numbers.get(text) {
+            return Text(*number);
+        }
+        if shared.texts.len() >= MAX_TEXTS {
+            return Text::default();
+        }
+        let (number, text) = (shared.texts.len() as u32, Arc::<str>::from(text));
+        shared.texts.push(Arc::clone(&text));
+        shared.numbers.insert(text, number);
+        Text(number)
+    }
+
+    pub(super) fn new_track(&self) -> Track {
+        Track(self.next_track.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(super) fn name_track(&self, track: Track, out: String, r#in: String) {
+        if self.state.load(Ordering::Relaxed) == State::Recording as u8 {
+            let names = [(TrackId::Out(track), out), (TrackId::In(track), r#in)];
+            self.shared.lock().names.extend(names);
+        }
+    }
+
+    /// Writes what was recorded until now. Returns where it is.
+    pub(super) fn flush(&self) -> Option<PathBuf> {
+        self.write();
+        self.writer.lock().path()
+    }
+
+    fn request(&self, change: impl FnOnce(&mut Requested)) {
+        change(&mut self.requested.lock());
+        self.changed.notify_one();
+    }
+
+    /// Sleeps until it is time to write, at most for `time`. Returns whether it is for the last time.
+    pub(super) fn wait(&self, time: Duration) -> bool {
+        // Rings that were filled again while they were written do not ask a second time.
+        let is_behind = self.shared.lock().rings.iter().any(|r| r.is_filling());
+        let mut requested = self.requested.lock();
+        if !requested.is_over && !requested.is_urgent && !is_behind {
+            self.changed.wait_for(&mut requested, time);
+        }
+        requested.is_urgent = false;
+        requested.is_over
+    }
+
+    /// Writes what was recorded until now.
+    pub(super) fn write(&self) {
+        let mut writer = self.writer.lock();
+        let (rings, names) = {
+            let mut shared = self.shared.lock();
+            writer.learn(&shared.texts);
+            (shared.rings.clone(), std::mem::take(&mut shared.names))
+        };
+        // Looked at before they are drained: what these have now is their last.
+        let over: Vec<_> = rings.iter().filter(|ring| ring.is_over()).collect();
+        let unseated = self.unseated.swap(0, Ordering::Relaxed);
+        let goes_on = writer.write(&rings, &names, unseated, self.nanos(Instant::now()));
+        if goes_on.is_full {
+            // Unless it is over.
+            let (from, to) = (State::Recording as u8, State::Full as u8);
+            let relaxed = Ordering::Relaxed;
+            let _ = self.state.compare_exchange(from, to, relaxed, relaxed);
+        }
+        if goes_on.is_broken {
+            self.state.store(State::Over as u8, Ordering::Relaxed);
+        }
+        if !over.is_empty() {
+            let is_left = |ring: &Arc<Ring>| !over.iter().any(|gone| Arc::ptr_eq(gone, ring));
+            self.shared.lock().rings.retain(is_left);
+        }
+    }
+
+    /// Completes the file.
+    pub(super) fn finish(&self) -> Option<Finished> {
+        self.state.store(State::Over as u8, Ordering::Relaxed);
+        self.write();
+        self.shared.lock().rings.clear();
+        self.writer.lock().finish(self.nanos(Instant::now()))
+    }
+}
+
+/// A thread's ring in one trace; none where there were too many.
+struct Seat {
+    tracer: u64,
+    ring: Option<Arc<Ring>>,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if let Some(ring) = &self.ring {
+            ring.finish();
+        }
+    }
+}
+
+thread_local! {
+    /// The rings of this thread, mostly one.
+    static SEATS: RefCell<Vec<Seat>> = const { RefCell::new(Vec::new()) };
+}

@@ -1,0 +1,49 @@
+"""Fixtures of the replays: memory of each kind, and the processes of an application.
+
+Bytes travel on lanes here, as between machines: a process that is stopped stops its transfers.
+"""
+
+import pytest
+from .memory import missing_gpu
+from peer import Peer
+
+GPU = pytest.mark.skipif(missing_gpu() is not None, reason=f"VRAM: {missing_gpu()}")
+
+
+@pytest.fixture(params=["DRAM", pytest.param("VRAM", marks=GPU)])
+def memory(request):
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def on_lanes(monkeypatch):
+    monkeypatch.setenv("TCPX_SAME_HOST", "off")
+
+
+@pytest.fixture
+def here():
+    """Creates sides of an application in this process: here(Kind, name, ...)."""
+    made = []
+
+    def make(kind, *args, **kwargs):
+        made.append(kind(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def there():
+    """Creates sides in processes of their own. Those that the test did not kill must exit
+    successfully."""
+    made = []
+
+    def make(kind, *args, **kwargs):
+        made.append(Peer(*args, kind=kind, **kwargs))
+        return made[-1]
+
+    yield make
+    exits = [(one.name, one.stop()) for one in made if not one.killed]
+    assert not any(code for _, code in exits), f"exit codes: {exits}"

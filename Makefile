@@ -1,19 +1,31 @@
 # The main commands. `make demo` and `make test` are all a newcomer needs.
+#
+# PROFILE=dev   the build that the tests of the C library, the NIXL backend and the Python package
+#               load: `dev` (the default) is built with the Rust tests, `release` is shipped
+# PARTS="…"     the parts that `make test` runs (scripts/test-all --list)
 
 CARGO ?= cargo
 DIST  := dist
 
-.PHONY: help demo test dist bench soak lint fuzz clean need-cargo
+# Paths of the libraries that tests load.
+PROFILE   ?= dev
+TEST_DIST := $(if $(filter release,$(PROFILE)),$(DIST),target/test-dist)
+export PROFILE
+
+.PHONY: help demo test test-quick test-build dist docs bench soak lint fuzz loom clean need-cargo
 
 help:
-	@echo 'make demo   build what is missing and measure this machine (two processes: lanes, then direct copies)'
-	@echo 'make test   run every test'
-	@echo 'make dist   fill dist/ with what is shipped'
-	@echo 'make bench  the full benchmark suite with an HTML report in dist/bench.html'
-	@echo 'make soak   ten minutes of mixed verified transfers, watching memory'
-	@echo 'make lint   formatting, clippy and documentation, warnings denied'
-	@echo 'make fuzz   each fuzz target for a minute (needs nightly Rust and cargo-fuzz)'
-	@echo 'make clean  remove everything that was built'
+	@echo 'make demo        build what is missing and measure this machine (two processes)'
+	@echo 'make test        run every test; ends with the time of each part and what was skipped'
+	@echo 'make test-quick  run the tests that take a minute'
+	@echo 'make lint        check formatting, clippy and documentation, warnings denied'
+	@echo 'make docs        build the documentation site in dist/site'
+	@echo 'make dist        fill dist/ with what is shipped'
+	@echo 'make bench       run the benchmark suite, with an HTML report in dist/bench.html'
+	@echo 'make soak        run ten minutes of mixed verified transfers, watching memory'
+	@echo 'make fuzz        run each fuzz target for a minute (needs nightly Rust and cargo-fuzz)'
+	@echo 'make loom        check the lock-free parts under every interleaving'
+	@echo 'make clean       remove everything that was built'
 
 need-cargo:
 	@command -v $(CARGO) >/dev/null || { \
@@ -23,18 +35,31 @@ need-cargo:
 
 demo: $(DIST)/bin/tcpx
 	$(DIST)/bin/tcpx bench --quick --path lanes
-	-$(DIST)/bin/tcpx bench --quick --path same-host # says why, where it is impossible
+	-$(DIST)/bin/tcpx bench --quick --path same-host # reports why, if it is impossible
 
-test: need-cargo dist
-	scripts/test
-	scripts/test-kernels
-	scripts/test-capi
-	scripts/test-python
-	scripts/test-nixl
+test: need-cargo
+	@scripts/test-all $(PARTS)
+
+test-quick: need-cargo
+	@scripts/test-all quick
+
+# Compiles the tests, then the libraries for other languages. Cargo has built the command and the C
+# library for the Rust tests: only the NIXL backend and the Python module are left.
+test-build: need-cargo
+	$(CARGO) test --workspace --locked --no-run
+ifeq ($(PROFILE),release)
+	$(MAKE) dist
+else
+	@mkdir -p $(TEST_DIST)/bin
+	@cp target/debug/tcpx $(TEST_DIST)/bin/
+	@crates/capi/install.sh target/debug/deps $(TEST_DIST)
+	plugins/nixl/build.sh $(TEST_DIST)/lib/libtcpx_p2p.a $(TEST_DIST)/nixl/libplugin_TCPX.so
+	BUILT=$(TEST_DIST)/bin PLUGIN=$(TEST_DIST)/nixl/libplugin_TCPX.so scripts/wheel $(TEST_DIST)/python
+endif
 
 dist: $(DIST)/bin/tcpx $(DIST)/nixl/libplugin_TCPX.so $(DIST)/plugins/libnccl-net-tcpx-emu.so $(DIST)/python
 
-# Always asks cargo, which knows what is stale.
+# Always runs cargo, which knows what is stale.
 .PHONY: $(DIST)/bin/tcpx $(DIST)/lib/libtcpx_p2p.a $(DIST)/nixl/libplugin_TCPX.so \
 	$(DIST)/plugins/libnccl-net-tcpx-emu.so $(DIST)/python
 $(DIST)/bin/tcpx: need-cargo
@@ -42,8 +67,8 @@ $(DIST)/bin/tcpx: need-cargo
 	@mkdir -p $(@D)
 	@cp target/release/tcpx $@
 
-# Without the Rust library, which tests alone use: its object code would be built beside what the command's link time
-# optimisation uses, for every dependency.
+# Without the Rust library, which only tests use: its object code would be built in addition to what
+# the command's link time optimisation uses, for every dependency.
 $(DIST)/lib/libtcpx_p2p.a: need-cargo
 	$(CARGO) rustc --release --locked --package tcpx-capi --lib --crate-type cdylib,staticlib
 	@crates/capi/install.sh target/release $(DIST)
@@ -57,7 +82,7 @@ $(DIST)/plugins/libnccl-net-tcpx-emu.so: need-cargo
 	@cp target/release/libnccl_net_tcpx_emu.so $@
 
 $(DIST)/python: $(DIST)/bin/tcpx $(DIST)/nixl/libplugin_TCPX.so
-	BUILT=$(DIST)/bin PLUGIN=$(DIST)/nixl/libplugin_TCPX.so scripts/wheel $@
+	PROFILE=release BUILT=$(DIST)/bin PLUGIN=$(DIST)/nixl/libplugin_TCPX.so scripts/wheel $@
 
 bench: $(DIST)/bin/tcpx
 	$(DIST)/bin/tcpx bench --report $(DIST)/bench.html
@@ -68,9 +93,15 @@ soak: $(DIST)/bin/tcpx
 lint: need-cargo
 	scripts/lint
 
+docs:
+	scripts/docs --site $(DIST)/site
+
+loom: need-cargo
+	scripts/test-loom
+
 fuzz: need-cargo
 	scripts/fuzz 60
 
 clean:
 	$(CARGO) clean
-	rm -rf $(DIST) fuzz/target
+	rm -rf $(DIST) fuzz/target models/target

@@ -1,6 +1,6 @@
 /*
- * A socket that passes a few hundred bytes on: it stands for whatever an application has for that (etcd, a
- * scheduler, HTTP). Every message is its length in four bytes, then itself.
+ * A socket that exchanges a few hundred bytes, in place of an application's own means (etcd, a
+ * scheduler, HTTP). Every message is its length in four bytes, then its content.
  */
 #ifndef EXAMPLES_BOOTSTRAP_H
 #define EXAMPLES_BOOTSTRAP_H
@@ -31,7 +31,7 @@ static inline void bootstrap_resolve(const char *host, const char *port, struct 
     }
 }
 
-/* Waits for one client. Port 0 takes a free one; the port is printed. */
+/* Waits for one client. Port 0 takes a free one; prints the port. */
 static inline int bootstrap_serve(const char *host, const char *port)
 {
     struct addrinfo *address;
@@ -98,7 +98,7 @@ static inline void bootstrap_send(int fd, const void *bytes, size_t len)
     bootstrap_move(fd, (void *)bytes, len, 1);
 }
 
-/* Returns how many bytes came. */
+/* Returns the number of bytes received. */
 static inline size_t bootstrap_receive(int fd, void *bytes, size_t capacity)
 {
     uint32_t size;

@@ -1,4 +1,4 @@
-/* Ends an example with the library's words when a call fails. */
+/* Ends an example with the library's message when a call fails. */
 #ifndef EXAMPLES_CHECK_H
 #define EXAMPLES_CHECK_H
 
@@ -16,7 +16,7 @@
         }                                                                                         \
     } while (0)
 
-/* A session with the settings of the environment and a name. */
+/* Returns a session with the settings of the environment and a name. */
 static inline tcpx_session *start_session(const char *name)
 {
     tcpx_config *config;

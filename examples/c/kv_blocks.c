@@ -1,6 +1,6 @@
 /*
- * Two nodes: the client reads scattered KV blocks out of the server's memory, then tells it that it has them.
- * The server's application only waits.
+ * Two nodes: the client reads scattered KV blocks from the server's memory, then notifies it. The
+ * server's application only waits.
  *
  *   cc kv_blocks.c -o kv_blocks $(pkg-config --cflags --libs tcpx_p2p)
  *   ./kv_blocks server 127.0.0.1 18515
@@ -70,7 +70,7 @@ static void client(const char *host, const char *port)
     uint8_t *cache = new_cache();
     OK(tcpx_session_register(session, cache, (size_t)BLOCKS * BLOCK, TCPX_MEMORY_AUTO, 0, &mine));
 
-    /* The blocks in an order of our own: a stride that visits each of them once. */
+    /* The blocks in another order: a stride that visits each of them once. */
     tcpx_segment *segments = calloc(BLOCKS, sizeof *segments);
     if (!segments) {
         bootstrap_die("calloc");

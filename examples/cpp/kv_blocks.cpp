@@ -1,6 +1,6 @@
 /*
- * Two nodes: the client reads scattered KV blocks out of the server's memory, then tells it that it has them.
- * The server's application only waits.
+ * Two nodes: the client reads scattered KV blocks from the server's memory, then notifies it. The
+ * server's application only waits.
  *
  *   c++ -std=c++17 -I ../c kv_blocks.cpp -o kv_blocks $(pkg-config --cflags --libs tcpx_p2p)
  *   ./kv_blocks server 127.0.0.1 18515
@@ -53,7 +53,7 @@ void client(const char *host, const char *port)
     std::vector<std::uint8_t> cache(blocks * block);
     const std::uint64_t mine = session.registerMemory(cache.data(), cache.size());
 
-    // The blocks in an order of our own: a stride that visits each of them once.
+    // The blocks in another order: a stride that visits each of them once.
     std::vector<tcpx::Segment> segments;
     segments.reserve(blocks);
     for (std::size_t i = 0; i < blocks; i++) {

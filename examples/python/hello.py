@@ -4,10 +4,8 @@
     python hello.py client 127.0.0.1 18515
 """
 
-import sys
-
 import tcpx
-from bootstrap import Bootstrap
+from bootstrap import Bootstrap, main
 
 TAG = 99
 
@@ -31,4 +29,4 @@ def client(host, port):
 
 
 if __name__ == "__main__":
-    {"server": server, "client": client}[sys.argv[1]](sys.argv[2], int(sys.argv[3]))
+    main(__doc__, server, client)

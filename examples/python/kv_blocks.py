@@ -1,16 +1,15 @@
-"""Two nodes: the client reads scattered KV blocks out of the server's memory, then tells it that it has them. The server's
-program only waits.
+"""Two nodes: the client reads scattered KV blocks from the server's memory, then notifies it. The
+server's program only waits.
 
     python kv_blocks.py server 127.0.0.1 18515
     python kv_blocks.py client 127.0.0.1 18515
 """
 
-import sys
 import time
 
 import numpy as np
 import tcpx
-from bootstrap import Bootstrap
+from bootstrap import Bootstrap, main
 
 BLOCK, BLOCKS = 16 << 10, 4096
 
@@ -31,7 +30,7 @@ def client(host, port):
         peer = session.add_peer(bootstrap.receive())
         theirs = tcpx.RemoteRegion(bootstrap.receive())
         mine = session.register(cache)
-        # The blocks in an order of our own: a stride that visits each of them once.
+        # The blocks in another order: a stride that visits each of them once.
         order = np.arange(BLOCKS) * 1001 % BLOCKS
         transfer = session.prepare_blocks("read", peer, mine, np.arange(BLOCKS) * BLOCK, theirs, order * BLOCK, BLOCK)
         begin = time.perf_counter()
@@ -43,4 +42,4 @@ def client(host, port):
 
 
 if __name__ == "__main__":
-    {"server": server, "client": client}[sys.argv[1]](sys.argv[2], int(sys.argv[3]))
+    main(__doc__, server, client)

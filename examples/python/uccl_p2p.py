@@ -1,4 +1,4 @@
-"""A program written for uccl.p2p, unchanged: the client reads from and writes to memory that the server advertises.
+"""A program written for uccl.p2p, unchanged: the client reads from and writes to memory of the server.
 
     TCPX_AS_UCCL=1 python uccl_p2p.py server 127.0.0.1 18515
     TCPX_AS_UCCL=1 python uccl_p2p.py client 127.0.0.1 18515
@@ -7,8 +7,12 @@
 import sys
 
 import numpy as np
-from bootstrap import Bootstrap
-from uccl import p2p
+from bootstrap import Bootstrap, main
+
+try:
+    from uccl import p2p
+except ImportError:
+    sys.exit(f"{__doc__}\nerror: there is no package uccl: set TCPX_AS_UCCL=1, as above, and tcpx stands in for it")
 
 SIZE = 1 << 20
 
@@ -51,4 +55,4 @@ def client(host, port):
 
 
 if __name__ == "__main__":
-    {"server": server, "client": client}[sys.argv[1]](sys.argv[2], int(sys.argv[3]))
+    main(__doc__, server, client)

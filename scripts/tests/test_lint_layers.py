@@ -23,7 +23,7 @@ LONG = "    x();\n"
 
 class Trees(unittest.TestCase):
     def check(self, files):
-        """The violations in a tree of `files`, without the folder's name."""
+        """Returns the violations in a tree of `files`, without the folder's name."""
         with tempfile.TemporaryDirectory() as folder:
             for name, text in {"lib.rs": "", **files}.items():
                 path = Path(folder, name)
@@ -85,7 +85,7 @@ class Layers(Trees):
         )
 
     def test_own_modules_count_from_where_they_are(self):
-        # One `super` fewer than what leaves the folder.
+        # One `super` too few to leave the folder.
         self.expect(
             {**self.MODULES, "low/part.rs": "use super::top::A; mod inner { use super::super::top::A; }"}
         )

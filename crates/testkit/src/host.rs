@@ -30,7 +30,7 @@ impl Drop for Host {
     fn drop(&mut self) {
         let is_last = Arc::strong_count(&self.clones) == 1;
         if is_last && !std::thread::panicking() {
-            self.ledger.verify(&self.session.stats());
+            self.ledger.verify(|| self.session.stats());
         }
     }
 }
@@ -187,7 +187,7 @@ impl Host {
     /// them, unless something is in flight.
     #[track_caller]
     pub fn verify_figures(&self, process: &RemoteProcess) {
-        self.ledger.verify(&self.session.stats());
+        self.ledger.verify(|| self.session.stats());
         let names = [self.session.name(), process.name()];
         ledger::verify_agreement(names, || {
             [Figures::of(&self.session.stats()), process.figures()]

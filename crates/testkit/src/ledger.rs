@@ -8,8 +8,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -22,8 +21,9 @@ use crate::story::GUARD;
 #[derive(Debug, Default)]
 pub struct Ledger {
     truth: Mutex<Truth>,
-    /// Number of postings whose end was not observed.
-    open: AtomicU64,
+    /// Held shared while a transfer is posted and recorded, exclusively while the statistics are
+    /// read: they contain a posting if and only if the ledger does.
+    posting: RwLock<()>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -33,10 +33,19 @@ struct Truth {
     refused: u64,
     /// Number of postings that were dropped before their end was known.
     abandoned: u64,
+    /// Number of postings whose end was not observed yet.
+    open: u64,
     failed: u64,
     aborted: u64,
     completed: [u64; 4],
     bytes: [u64; 4],
+}
+
+impl Truth {
+    /// Number of postings whose end is unknown.
+    fn unknown(&self) -> u64 {
+        self.open + self.abandoned
+    }
 }
 
 /// A transfer that is recorded in a ledger.
@@ -68,7 +77,7 @@ impl Tracked {
     #[must_use]
     pub fn started(transfer: Transfer, kind: TransferKind, ledger: &Arc<Ledger>) -> Self {
         let tracked = Self::new(transfer, kind, ledger);
-        let _ = tracked.note_start(Ok(()));
+        let _ = tracked.start(|| Ok(()));
         tracked
     }
 
@@ -78,7 +87,7 @@ impl Tracked {
     /// As [`Transfer::post`].
     pub fn post(&self) -> Result<(), Error> {
         self.note_end();
-        self.note_start(self.transfer.post())
+        self.start(|| self.transfer.post())
     }
 
     /// As [`Transfer::post_with_notification`].
@@ -87,15 +96,19 @@ impl Tracked {
     /// As [`Transfer::post_with_notification`].
     pub fn post_with_notification(&self, message: &[u8]) -> Result<(), Error> {
         self.note_end();
-        self.note_start(self.transfer.post_with_notification(message))
+        self.start(|| self.transfer.post_with_notification(message))
     }
 
-    fn note_start(&self, outcome: Result<(), Error>) -> Result<(), Error> {
+    /// Posts and records the transfer, in one step for [`Ledger::verify`].
+    fn start(&self, post: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+        let posting = self.ledger.posting.read();
+        let _posting = posting.unwrap_or_else(PoisonError::into_inner);
+        let outcome = post();
         let mut truth = self.ledger.lock();
         match &outcome {
             Ok(()) => {
                 truth.started += 1;
-                self.ledger.open.fetch_add(1, Ordering::Relaxed);
+                truth.open += 1;
                 self.is_open.set(true);
             }
             Err(_) => truth.refused += 1,
@@ -125,13 +138,9 @@ impl Tracked {
             TransferState::Aborted => truth.aborted += 1,
             _ => truth.failed += 1,
         }
-        self.close();
-        true
-    }
-
-    fn close(&self) {
-        self.ledger.open.fetch_sub(1, Ordering::Relaxed);
+        truth.open -= 1;
         self.is_open.set(false);
+        true
     }
 }
 
@@ -146,55 +155,85 @@ impl Deref for Tracked {
 impl Drop for Tracked {
     fn drop(&mut self) {
         if !self.note_end() {
-            self.ledger.lock().abandoned += 1;
-            self.close();
+            let mut truth = self.ledger.lock();
+            truth.open -= 1;
+            truth.abandoned += 1;
         }
     }
 }
 
 impl Ledger {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Truth> {
+    fn lock(&self) -> MutexGuard<'_, Truth> {
         self.truth.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Compares the requests with the session's statistics. Exact, except for transfers whose end
-    /// was not observed, and for transfers without a ledger.
+    /// Compares the requests with the session's statistics, which `read` returns, and returns
+    /// those. Exact, except for transfers whose end was not observed, and for transfers without a
+    /// ledger.
+    ///
+    /// Counters are read one after the other: a transfer that ends meanwhile may be in some of
+    /// them only. The comparison is repeated where such a transfer is possible.
     ///
     /// # Panics
     /// When they differ.
     #[track_caller]
-    pub fn verify(&self, stats: &SessionStats) {
-        let truth = self.lock().clone();
-        let unknown = self.open.load(Ordering::Relaxed) + truth.abandoned;
-        let counted = Counts::sum(stats);
-        let started: u64 = counted.started.iter().sum();
-        let others = started.saturating_sub(truth.started + truth.refused);
-        let context = || format!("asked for {truth:?}, {unknown} unknown; counted {counted:?}");
-        let within = |what: &str, counted: u64, known: u64, more: u64| {
-            let is_right = (known..=known + more).contains(&counted);
-            assert!(is_right, "{what}: {counted}, not {known}: {}", context());
-        };
-        within("started", started, truth.started, truth.refused + others);
-        for kind in TransferKind::ALL {
-            let index = kind as usize;
-            let completed = counted.completed[index];
-            within(
-                kind.label(),
-                completed,
-                truth.completed[index],
-                unknown + others,
-            );
-            let more = match unknown + others {
-                0 => 0,
-                _ => u64::MAX - truth.bytes[index],
+    pub fn verify(&self, read: impl Fn() -> SessionStats) -> SessionStats {
+        let start = Instant::now();
+        loop {
+            let (truth, stats) = self.snapshot(&read);
+            let counted = Counts::sum(&stats);
+            let Err(difference) = truth.compare(&counted) else {
+                return stats;
             };
-            within(kind.label(), counted.bytes[index], truth.bytes[index], more);
+            let is_quiet = truth.unknown() + truth.others(&counted) == 0;
+            assert!(
+                !is_quiet && start.elapsed() < GUARD,
+                "{difference}: asked for {truth:?}; counted {counted:?}"
+            );
+            std::thread::sleep(Duration::from_millis(1));
         }
-        let aborted = counted.aborted;
-        within("aborted", aborted, truth.aborted, unknown + others);
-        let more = truth.refused + unknown + others;
-        within("failed", counted.failed, truth.failed, more);
-        counted.verify_moved();
+    }
+
+    /// Returns the requests, and statistics that contain the same postings.
+    fn snapshot(&self, read: impl Fn() -> SessionStats) -> (Truth, SessionStats) {
+        let posting = self.posting.write();
+        let _posting = posting.unwrap_or_else(PoisonError::into_inner);
+        // Ends are recorded after they were counted: the requests are read first.
+        let truth = self.lock().clone();
+        (truth, read())
+    }
+}
+
+impl Truth {
+    /// Number of counted transfers without a ledger.
+    fn others(&self, counted: &Counts) -> u64 {
+        let started: u64 = counted.started.iter().sum();
+        started.saturating_sub(self.started + self.refused)
+    }
+
+    /// Returns the first difference from what was counted.
+    fn compare(&self, counted: &Counts) -> Result<(), String> {
+        let (unknown, others) = (self.unknown(), self.others(counted));
+        let within = |what: &str, counted: u64, known: u64, more: u64| match (known
+            ..=known.saturating_add(more))
+            .contains(&counted)
+        {
+            true => Ok(()),
+            false => Err(format!("{what}: {counted}, not {known}")),
+        };
+        let started = counted.started.iter().sum();
+        within("started", started, self.started, self.refused + others)?;
+        for kind in TransferKind::ALL {
+            let (index, label) = (kind as usize, kind.label());
+            let (completed, more) = (counted.completed[index], unknown + others);
+            within(label, completed, self.completed[index], more)?;
+            let more = if more == 0 { 0 } else { u64::MAX };
+            within(label, counted.bytes[index], self.bytes[index], more)?;
+        }
+        within("aborted", counted.aborted, self.aborted, unknown + others)?;
+        let more = self.refused + unknown + others;
+        within("failed", counted.failed, self.failed, more)?;
+        counted.compare_moved()
     }
 }
 
@@ -287,16 +326,22 @@ impl Counts {
 
     /// Compares the bytes moved with the sizes of the ended transfers: each byte counts once, also
     /// if lanes were lost.
-    #[track_caller]
-    fn verify_moved(&self) {
+    fn compare_moved(&self) -> Result<(), String> {
         let [read, written] = self.own;
         let [of_reads, of_writes, _, of_receives] = self.bytes;
-        assert!(read >= of_reads && written >= of_writes, "{self:?}");
-        if self.failed + self.aborted + self.in_flight == 0 {
-            assert_eq!(written, of_writes, "{self:?}");
-            // Short tagged messages travel inside their announcement.
-            assert!(read <= of_reads + of_receives, "{self:?}");
+        let is_at_rest = self.failed + self.aborted + self.in_flight == 0;
+        // Short tagged messages travel inside their announcement.
+        let (most_read, most_written) = match is_at_rest {
+            true => (of_reads + of_receives, of_writes),
+            false => (u64::MAX, u64::MAX),
+        };
+        if !(of_reads..=most_read).contains(&read) {
+            return Err(format!("bytes read: {read}, not {of_reads}"));
         }
+        if !(of_writes..=most_written).contains(&written) {
+            return Err(format!("bytes written: {written}, not {of_writes}"));
+        }
+        Ok(())
     }
 }
 

@@ -266,8 +266,7 @@ impl State {
                 Value::Null
             }
             Command::Figures => {
-                let stats = self.session().stats();
-                self.ledger.verify(&stats);
+                let stats = self.ledger.verify(|| self.session().stats());
                 json!(Figures::of(&stats))
             }
             Command::Nothing | Command::SleepUntil { .. } | Command::Exit => Value::Null,
@@ -318,7 +317,7 @@ impl State {
         if let Some(session) = self.session.take() {
             let ledger = std::mem::take(&mut self.ledger);
             if session.check().is_ok() {
-                ledger.verify(&session.stats());
+                ledger.verify(|| session.stats());
             }
             session.close();
         }

@@ -758,6 +758,34 @@ fn many_threads_use_one_transfer() {
 }
 
 #[test]
+fn statistics_are_exact_while_other_threads_post() {
+    story(|| {
+        let setup = Setup::lanes4_workers3();
+        let alice = Host::open("alice", &setup);
+        let bob = RemoteProcess::open("bob", &setup);
+        let peer = alice.knows(&bob);
+        let (here, there) = (alice.memory(1 << 20), bob.memory(1 << 20));
+        std::thread::scope(|scope| {
+            let threads = [Op::Write, Op::Read].map(|op| {
+                let (alice, peer, here, there) = (&alice, &peer, &here, &there);
+                scope.spawn(move || {
+                    let copies = [Copy::new(0, 0, 1000)];
+                    let transfer = alice.transfer(op, peer, here, there, &copies);
+                    for _ in 0..5000 {
+                        transfer.post().expect("posted");
+                        done(&transfer);
+                    }
+                })
+            });
+            while !threads.iter().all(|thread| thread.is_finished()) {
+                alice.ledger.verify(|| alice.session.stats());
+            }
+        });
+        alice.verify_figures(&bob);
+    });
+}
+
+#[test]
 fn what_cannot_be_prepared_is_refused_at_once() {
     story(|| {
         let setup = Setup::lanes1_workers1();

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use tcpx_cuda::{Device, Range, Wish};
 use tcpx_net::{Cursor, Span};
@@ -181,8 +182,9 @@ impl StagedSend {
     }
 
     /// Returns whether a run has so many chunks here that the next one is better left to other
-    /// lanes: a run without competition must stay spread over all lanes. Counts as if each chunk
-    /// had its own slot.
+    /// lanes: a run without competition must stay spread over all of its lanes. The lane on which
+    /// it begins takes chunks before the others know of the run, so an equal share is the limit.
+    /// Counts as if each chunk had its own slot.
     fn has_its_share(&mut self, run: &Arc<Run>) -> bool {
         if run.plan.len() == 1 {
             return false;
@@ -191,9 +193,11 @@ impl StagedSend {
             Outgoing::Chunk(chunk) => Arc::ptr_eq(&chunk.run, run),
             Outgoing::Answer { .. } => false,
         };
+        let lanes = run.lanes.load(Ordering::Relaxed).max(1);
+        let share = run.plan.len().div_ceil(lanes).min(DEPTH);
         match self.queue.iter().filter(is_of_run).count() {
             0 => false,
-            chunks => chunks >= DEPTH || self.space().slots == 0,
+            chunks => chunks >= share || self.space().slots == 0,
         }
     }
 }

@@ -115,6 +115,30 @@ fn lone_run_is_left_to_other_lanes_although_its_chunks_fit() {
 }
 
 #[test]
+fn lane_queues_at_most_an_equal_share_of_a_lone_run() {
+    let (device, _) = counting(StandIn::new(4));
+    let memory = some_memory(16 * SLOT);
+    let most_queued = |lanes: usize| {
+        let mut out = StagedSend::new(Pool::new(SLOT, 64 * SLOT));
+        let run = write(1, &device, &memory);
+        assert_eq!(run.plan.len(), 16);
+        run.lanes.store(lanes, Ordering::Relaxed);
+        let mut pushed = 0;
+        while out.has_room(SLOT, Some(&run)) {
+            out.push(chunk(&run));
+            pushed += 1;
+        }
+        out.step(true).unwrap();
+        out.close();
+        pushed
+    };
+    assert_eq!(most_queued(16), 1);
+    assert_eq!(most_queued(8), 2);
+    assert_eq!(most_queued(7), 3);
+    assert_eq!(most_queued(1), DEPTH);
+}
+
+#[test]
 fn run_that_waits_for_a_slot_is_left_to_other_lanes() {
     let (device, _) = counting(StandIn::new(4));
     let pool = Pool::new(16 * SLOT, 2 * 16 * SLOT);

@@ -70,7 +70,7 @@ static void client(const char *host, const char *port)
     uint8_t *cache = new_cache();
     OK(tcpx_session_register(session, cache, (size_t)BLOCKS * BLOCK, TCPX_MEMORY_AUTO, 0, &mine));
 
-    /* The blocks in another order: a stride that visits each of them once. */
+    /* Visits the blocks in another order: the stride reaches each of them once. */
     tcpx_segment *segments = calloc(BLOCKS, sizeof *segments);
     if (!segments) {
         bootstrap_die("calloc");

@@ -53,7 +53,7 @@ void client(const char *host, const char *port)
     std::vector<std::uint8_t> cache(blocks * block);
     const std::uint64_t mine = session.registerMemory(cache.data(), cache.size());
 
-    // The blocks in another order: a stride that visits each of them once.
+    // Visits the blocks in another order: the stride reaches each of them once.
     std::vector<tcpx::Segment> segments;
     segments.reserve(blocks);
     for (std::size_t i = 0; i < blocks; i++) {

@@ -30,7 +30,7 @@ def client(host, port):
         peer = session.add_peer(bootstrap.receive())
         theirs = tcpx.RemoteRegion(bootstrap.receive())
         mine = session.register(cache)
-        # The blocks in another order: a stride that visits each of them once.
+        # Visits the blocks in another order: the stride reaches each of them once.
         order = np.arange(BLOCKS) * 1001 % BLOCKS
         transfer = session.prepare_blocks("read", peer, mine, np.arange(BLOCKS) * BLOCK, theirs, order * BLOCK, BLOCK)
         begin = time.perf_counter()

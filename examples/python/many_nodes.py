@@ -80,7 +80,7 @@ def run(args, meeting):
         caches = meeting.exchange(region.descriptor, "cache")
         seconds = []
         if is_prefill:
-            # Its memory is read while the program waits.
+            # Decode processes read this memory while the program waits.
             for _ in range((args.rounds + 1) * (steps(args) + 1)):
                 meeting.barrier("step")
         else:
@@ -149,7 +149,7 @@ class Decode:
                 for rank in ranks:
                     alone[rank] = duration
             seconds.append([*alone, self.read(all_ranks)])
-        # The first round creates what later ones reuse.
+        # Leave out the first round, which opens connections that later rounds reuse.
         return np.mean(seconds[1:], axis=0)
 
     def read(self, ranks):
@@ -233,7 +233,7 @@ def run_here(args):
     try:
         return max(process.wait() for process in processes)
     except KeyboardInterrupt:
-        # They got the same signal.
+        # The processes got the same signal: wait for their end.
         return max(process.wait() for process in processes)
 
 

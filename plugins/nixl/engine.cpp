@@ -102,7 +102,7 @@ nixl::Status reported(const char *what, tcpx_status result)
     return status(result);
 }
 
-// Does the same for data from a peer: under the name UCX, NIXL's own UCX may have sent it.
+// Reports a failure to use data from a peer. Under the name UCX, NIXL's own UCX may have sent it.
 nixl::Status reported_foreign(const char *what, tcpx_status result, bool as_ucx)
 {
     if (as_ucx && result == TCPX_ERROR_INVALID_ARGUMENT) {
@@ -329,8 +329,8 @@ Engine::SharedPeer Engine::peer(const std::string &agent) const
             return known->second;
         }
     }
-    // Its memory may have been loaded without its connection info: then it has connected to this
-    // agent, or will.
+    // The application may have loaded the agent's memory without its connection info: the agent has
+    // then connected to this one, or will.
     Peer found;
     (void)tcpx_session_find_peer(session_.get(), agent.c_str(), out(found));
     return found;
@@ -454,7 +454,7 @@ nixl::Status Engine::releaseReqH(nixl::BackendReqH *handle) const
         if (tcpx_session_check(session_.get()) == TCPX_ERROR_FORKED) {
             return nixl::SUCCESS;
         }
-        // Destroyed, and aborted if needed, after the lock is released.
+        // Destroy the request, which aborts it if needed, after the lock is released.
         const auto request = [&] {
             const std::lock_guard lock(requests_lock_);
             return requests_.extract(handle);

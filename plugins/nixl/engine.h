@@ -70,7 +70,7 @@ private:
     // Returns the current peer of an agent's name; null if there is none.
     SharedPeer peer(const std::string &agent) const;
 
-    // Whether it stands in for NIXL's UCX backend: created under that name.
+    // True if created under the name UCX: the engine stands in for NIXL's UCX backend.
     const bool as_ucx_;
     Session session_;
     SharedPeer self_;
@@ -78,7 +78,7 @@ private:
     mutable std::shared_mutex peers_lock_;
     std::unordered_map<std::string, SharedPeer> peers_;
 
-    // Every request that was not released: agents do not release theirs when they end.
+    // Requests that were not released. Agents that end do not release theirs: the engine does.
     mutable std::mutex requests_lock_;
     mutable std::unordered_map<nixl::BackendReqH *, std::unique_ptr<Request>> requests_;
 };

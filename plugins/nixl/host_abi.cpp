@@ -141,8 +141,8 @@ Exports exports_of(const Mapped &file)
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 // Returns the mangled name of a method of a class outside namespaces, without the class; empty for
-// anything else. Signatures abbreviate earlier parts, including the class: only those of such
-// classes are comparable.
+// anything else. Signatures abbreviate parts that occurred before, such as the class, so only
+// methods of such classes can be compared.
 std::string_view method(std::string_view mangled)
 {
     for (const std::string_view start : {"_ZNK", "_ZN"}) {
@@ -222,7 +222,8 @@ std::optional<std::string> differing_in(const std::filesystem::path &library)
     return "";
 }
 
-// Returns NIXL's backends in a folder, first those of every NIXL: others may come from elsewhere.
+// Lists the backends in a folder, beginning with those that every NIXL has: others may come from
+// elsewhere.
 std::vector<std::filesystem::path> backends_in(const std::filesystem::path &folder)
 {
     std::vector<std::filesystem::path> found;

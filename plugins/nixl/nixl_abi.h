@@ -96,7 +96,7 @@ using MemList = std::vector<Mem>;
 using NotifList = std::vector<std::pair<std::string, std::string>>;
 using QueryAnswer = std::optional<Params>;
 
-// Opaque to the agent, which compares them and passes them back.
+// A backend's data about memory: opaque to the agent, which compares pointers and passes them back.
 class BackendMD {
 public:
     explicit BackendMD(bool is_private) : is_private_(is_private) {}
@@ -206,7 +206,7 @@ public:
     virtual Status checkXfer(BackendReqH *handle) const = 0;
     virtual Status releaseReqH(BackendReqH *handle) const = 0;
 
-    // For code that runs on a GPU.
+    // Memory views, for code that runs on a GPU.
     virtual Status prepMemView(const RemoteMetaList &, void *&, const OptionalArgs *) const
     {
         return NOT_SUPPORTED;
@@ -229,7 +229,7 @@ public:
     virtual Status getNotifs(NotifList &) { return BACKEND; }
     virtual Status genNotif(const std::string &, const std::string &) const { return BACKEND; }
 
-    // Whether files and objects exist.
+    // Tells whether files and objects exist.
     virtual Status queryMem(const BlobList &, std::vector<QueryAnswer> &) const
     {
         return NOT_SUPPORTED;
@@ -248,7 +248,8 @@ private:
 
     std::string backend_type_;
     Params custom_params_;
-    // Never drained (tests/nixl/test_telemetry.py): stays empty.
+    // Events for NIXL's telemetry. No version of NIXL reads them (tests/nixl/test_telemetry.py), so
+    // the list stays empty.
     std::vector<TelemetryEvent *> telemetry_events_;
     std::mutex telemetry_mutex_;
 

@@ -54,7 +54,7 @@ extern "C" {
     // Keeps the linker from removing an unreferenced constant.
     asm volatile("" : : "r"(MARK));
 #ifndef TCPX_NIXL_HEADERS
-    // With another table the wrong functions would be called: the agent gets no table instead.
+    // NIXL would call the wrong functions of another table: return no table instead.
     try {
         const auto difference = tcpx::differing_abi(__builtin_return_address(0));
         if (!difference.empty()) {

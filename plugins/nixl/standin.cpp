@@ -55,7 +55,8 @@ bool is_decided(const nixl::Params &params, const char *setting,
     return params.contains(setting) || std::any_of(variables.begin(), variables.end(), is_set);
 }
 
-// Both count the threads that move data; 0 leaves the number to the backend.
+// Sets `workers` from UCX's num_threads: both count the threads that move data. 0 leaves the number
+// to the backend.
 void apply_threads(const std::string &value, tcpx_config *config)
 {
     unsigned long threads = 0;
@@ -101,9 +102,9 @@ bool apply_devices(const std::string &value, tcpx_config *config)
     return !list.empty();
 }
 
-// A UCX address without any device, which UCX can parse to its end but not reach: a header, an id,
-// a name of 255 bytes whose length is also the mark of an empty list where names are not read, and
-// that mark again.
+// Returns a UCX address without any device, which UCX parses to its end and then cannot reach: a
+// header, an ID, the length 255 of a name, the name, and the mark of an empty list. The length
+// equals that mark, for UCX builds that do not read names.
 const std::string &wrapping()
 {
     static const std::string bytes = [] {

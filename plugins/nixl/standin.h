@@ -26,7 +26,7 @@ bool knows(const std::string &key);
 // have no meaning here. Throws std::runtime_error for an invalid value.
 std::string apply(const nixl::Params &params, tcpx_config *config);
 
-// Logs parameters without a meaning, each list once per process.
+// Logs parameters that have no effect, each list once per process.
 void report_unused(const std::string &unused);
 
 // Wraps connection info so that NIXL's own UCX backend refuses it with an error. UCX trusts its

@@ -43,7 +43,7 @@ def test_the_batch_script_runs(tmp_path):
 
 def test_the_batch_script_needs_two_processes(tmp_path):
     done = submit(tmp_path, "1")
-    assert done.returncode == 2 and "two processes at least" in done.stderr
+    assert done.returncode == 2 and "at least two processes" in done.stderr
 
 
 def test_the_manifests_agree():

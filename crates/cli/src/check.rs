@@ -45,22 +45,22 @@ pub(crate) use self::reverse::Reverse;
 pub(crate) use self::server::serve;
 pub(crate) use self::speed::Speed;
 
-/// Chunks no larger than this, so that a modest buffer holds some for every lane.
+/// The limit for the size of chunks, so that a modest buffer holds some for every lane.
 const CHUNK_MAX: usize = 256 << 10;
-/// Chunks for each lane in one transfer.
+/// The number of chunks for each lane in one transfer.
 const CHUNKS: usize = 4;
-/// The most memory a server lends to a client: enough for 64 lanes.
+/// The limit for the memory that a server lends to a client: enough for 64 lanes.
 const REGION_MAX: usize = 64 * CHUNKS * CHUNK_MAX;
-/// Bytes on a lane that are no mere acknowledgements: 64 of those stay well below it, and a chunk is
-/// never smaller.
+/// The bytes from which on a lane has carried payload: 64 acknowledgements are far smaller, and a
+/// chunk is never smaller.
 const PAYLOAD_MIN: u64 = 16 << 10;
 
-/// What one side saw.
+/// The result of a check, as one side saw it.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     /// Whether everything worked.
     pub(crate) ok: bool,
-    /// What did not, otherwise.
+    /// What did not work, otherwise.
     pub(crate) problem: Option<String>,
     /// This session.
     pub(crate) local: Party,
@@ -72,11 +72,11 @@ pub(crate) struct Report {
     pub(crate) bytes: u64,
     /// Each lane, by index.
     pub(crate) lanes: Vec<Lane>,
-    /// What carries each kind of memory; known to the client.
+    /// The path of each kind of memory; known to the client.
     pub(crate) paths: Vec<MemoryPath>,
     /// Whether the server could connect to the client; known to the client.
     pub(crate) reverse: Option<Reverse>,
-    /// How fast memory moves, and what limits that; known to the client.
+    /// How fast memory moves, and what limits the rate; known to the client.
     pub(crate) speed: Option<Speed>,
 }
 
@@ -85,9 +85,9 @@ pub(crate) struct Report {
 pub(crate) struct Party {
     /// The session's name.
     pub(crate) name: String,
-    /// Where it listens for lanes, or for the other side, where its lanes end.
+    /// The addresses that this side listens on; of the other side, the ends of its lanes.
     pub(crate) addresses: Vec<SocketAddr>,
-    /// Its end of the bootstrap connection.
+    /// The end of the bootstrap connection.
     pub(crate) bootstrap: Option<SocketAddr>,
 }
 
@@ -108,32 +108,32 @@ pub(crate) struct Lane {
 /// Why a check could not be carried out.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CheckError {
-    /// The two sides could not talk about it.
+    /// The bootstrap connection failed.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
-    /// The other side says something unexpected.
+    /// The other side sent an unusable message.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// The engine could not do it.
+    /// The engine failed.
     #[error("{step}: {source}{}", if is_stuck(source) { format!(" ({STUCK})") } else { String::new() })]
     Engine {
-        /// What was being tried.
+        /// The step that failed.
         step: &'static str,
-        /// What the engine said.
+        /// The engine's error.
         source: tcpx::Error,
     },
-    /// No lanes came about.
+    /// No lanes could be established.
     #[error(
         "cannot connect the lanes: {source}. The other way {reverse}{}",
         hint(reverse)
     )]
     Lanes {
-        /// What the engine said.
+        /// The engine's error.
         source: tcpx::Error,
-        /// How the other direction is.
+        /// The result of the other direction.
         reverse: Box<Reverse>,
     },
-    /// A direct copy was reported as done and was not.
+    /// A direct copy changed the bytes.
     #[error("memory that was copied directly arrived changed")]
     Copied,
     /// The other side failed and said why.
@@ -141,7 +141,7 @@ pub(crate) enum CheckError {
     Remote(String),
 }
 
-/// What a way that is open in one direction allows.
+/// Returns a hint for a connection that is possible in one direction only.
 fn hint(reverse: &Reverse) -> &'static str {
     match reverse.ok {
         true => {
@@ -152,12 +152,12 @@ fn hint(reverse: &Reverse) -> &'static str {
     }
 }
 
-/// What may be wrong when lanes are there and payload does not move on them.
+/// The likely cause if lanes are established and no payload moves on them.
 const STUCK: &str = "small packets pass and payload does not: see whether the network drops large \
     packets (compare the MTU of both interfaces and of the way between, `ping -M do -s 1472 HOST`)";
 
 impl CheckError {
-    /// What to do about it.
+    /// Returns what to do about the error.
     pub(crate) fn remedy(&self) -> Option<String> {
         match self {
             Self::Bootstrap(error) => error.remedy(),
@@ -170,7 +170,7 @@ impl CheckError {
         }
     }
 
-    /// Why, where the engine said so.
+    /// Returns the kind of the engine's error, if there is one.
     pub(crate) fn kind(&self) -> Option<tcpx::ErrorKind> {
         match self {
             Self::Lanes { source, .. } | Self::Engine { source, .. } => Some(source.kind()),
@@ -179,7 +179,7 @@ impl CheckError {
     }
 }
 
-/// Whether nothing has moved for too long.
+/// Returns whether no bytes have moved for too long.
 fn is_stuck(error: &tcpx::Error) -> bool {
     use tcpx::{Error, LostCause};
     matches!(
@@ -193,7 +193,7 @@ fn is_stuck(error: &tcpx::Error) -> bool {
     )
 }
 
-/// Names the step an engine error happened in.
+/// Adds the step that failed to an error of the engine.
 trait Step<T> {
     fn step(self, step: &'static str) -> Result<T, CheckError>;
 }

@@ -5,8 +5,8 @@
 //!    (each process offers one)      (JSON)   (history)  (rows)  └─► text, JSON
 //! ```
 //!
-//! `read` finds and asks the processes, `model` remembers the last minute, `report` says what the
-//! rows are, `view` draws them, `app` is what keys change, and `screen` is the loop around all.
+//! `read` finds and queries the processes, `model` keeps the last minute, `report` computes the
+//! rows, `view` draws them, `app` holds the state that keys change, and `screen` runs the loop.
 
 mod app;
 mod model;

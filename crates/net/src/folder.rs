@@ -22,13 +22,13 @@ use rustix::process::{Uid, geteuid};
 use crate::fork::Private;
 use crate::stream::Listener;
 
-/// What the name of every socket ends with.
+/// The suffix of the name of every socket.
 const SUFFIX: &str = ".sock";
 
-/// What the name of a socket begins with while nobody can connect to it.
+/// The first character of a socket's name until other processes can connect to it.
 const UNFINISHED: char = '.';
 
-/// How long a socket may take from its making until others can connect to it.
+/// How long a process may take from making a socket until others can connect to it.
 const TO_FINISH: Duration = Duration::from_secs(60);
 
 /// A folder of sockets.
@@ -40,8 +40,8 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Lists where folders of this user may be, the best place first: `$XDG_RUNTIME_DIR/NAME`,
-    /// `/run/user/UID/NAME`, `/tmp/NAME-UID`. Processes of one user may have different ones, since
+    /// Lists the possible folders of this user, the best first: `$XDG_RUNTIME_DIR/NAME`,
+    /// `/run/user/UID/NAME`, `/tmp/NAME-UID`. Processes of one user may use different ones, because
     /// services have no `XDG_RUNTIME_DIR`.
     #[must_use]
     pub fn places(name: &str) -> Vec<PathBuf> {
@@ -49,7 +49,8 @@ impl Folder {
         places(name, runtime.filter(|path| path.is_absolute()), geteuid())
     }
 
-    /// Lists the folders that users of this machine have, for the superuser, who may enter them all.
+    /// Lists the folders of all users of this machine, if this is the superuser, who may enter
+    /// them.
     #[must_use]
     pub fn places_of_others(name: &str) -> Vec<PathBuf> {
         if !geteuid().is_root() {
@@ -66,10 +67,10 @@ impl Folder {
         runtime.chain(others.map(|entry| entry.path())).collect()
     }
 
-    /// Makes the folder at the first of the places that can have one, or opens the one that is there.
+    /// Makes the folder at the first possible place, or opens the one that exists.
     ///
     /// # Errors
-    /// None of them can be used. The error is that of the last.
+    /// No place can be used. The error is that of the last one.
     pub fn make(places: &[PathBuf]) -> io::Result<Self> {
         let mut last = io::Error::from(io::ErrorKind::NotFound);
         for path in places {
@@ -78,7 +79,7 @@ impl Folder {
                 Err(error) => Err(error.into()),
             };
             match made {
-                // Not even the superuser adds sockets to another user's folder.
+                // Even the superuser adds no sockets to another user's folder.
                 Ok(folder) if folder.owner == geteuid() => return Ok(folder),
                 Ok(_) => last = refused("it belongs to another user"),
                 Err(error) => last = error,
@@ -90,8 +91,8 @@ impl Folder {
     /// Opens a folder.
     ///
     /// # Errors
-    /// There is none, or it is not a folder that only its owner can enter: this user, or any where
-    /// this is the superuser.
+    /// The folder does not exist, others than its owner can enter it, or it belongs to another user
+    /// and this is not the superuser.
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
         let descriptor = Private::new(|| openat(CWD, path, flags, Mode::empty()))?;
@@ -110,13 +111,13 @@ impl Folder {
         })
     }
 
-    /// Where the folder is.
+    /// Returns the path of the folder.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Lists the names of its sockets.
+    /// Lists the names of the sockets in the folder.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -139,11 +140,11 @@ impl Folder {
         Ok(names)
     }
 
-    /// Listens under a name, which is `stem` with an ending. The name appears once others can
-    /// connect: whoever finds a name that refuses connections knows that its process is gone.
+    /// Listens under a name, which is `stem` with a suffix. The name appears once others can
+    /// connect: a name that refuses connections belongs to a process that has ended.
     ///
     /// # Errors
-    /// The system is out of something.
+    /// The system is out of a resource.
     pub fn listen(&self, stem: &str) -> io::Result<(Listener, String)> {
         let name = format!("{stem}{SUFFIX}");
         let unfinished = format!("{UNFINISHED}{name}");
@@ -155,11 +156,11 @@ impl Folder {
         Ok((listener, name))
     }
 
-    /// Connects to the socket of that name, without waiting for its process.
+    /// Connects to the socket of this name, without waiting for its process.
     ///
     /// # Errors
-    /// `ConnectionRefused` where its process is gone, `WouldBlock` where it is too busy to accept,
-    /// `PermissionDenied` where the socket is not of the folder's owner.
+    /// `ConnectionRefused` if its process has ended, `WouldBlock` if it is too busy to accept,
+    /// `PermissionDenied` if the process does not belong to the folder's owner.
     pub fn connect(&self, name: &str) -> io::Result<UnixStream> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -174,11 +175,11 @@ impl Folder {
 
     /// Removes a name.
     pub fn remove(&self, name: &str) {
-        // Fails only where somebody else was faster.
+        // Ignore failures: another process was faster.
         let _ = unlinkat(&*self.descriptor, name, AtFlags::empty());
     }
 
-    /// Removes names that processes have left which are gone.
+    /// Removes names of processes that have ended.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -203,7 +204,7 @@ impl Folder {
         made.elapsed().is_ok_and(|age| age > TO_FINISH)
     }
 
-    /// A path by way of the descriptor, which also keeps it shorter than a socket's path may be.
+    /// Returns a path through the descriptor, which is also short enough for a socket address.
     fn way_to(&self, name: &str) -> PathBuf {
         let folder = self.descriptor.as_raw_fd();
         PathBuf::from(format!("/proc/self/fd/{folder}/{name}"))

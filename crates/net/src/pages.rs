@@ -26,7 +26,7 @@ impl Pages {
         Self { address, count }
     }
 
-    /// The address of a byte.
+    /// Returns the address of a byte.
     pub(crate) fn at(&self, offset: usize) -> *mut u8 {
         self.address.wrapping_add(offset)
     }

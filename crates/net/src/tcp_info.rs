@@ -45,7 +45,7 @@ pub struct TcpInfo {
     pub retransmitted_bytes: u64,
     /// The recent rate at which the other end received, in bytes per second.
     pub delivery_rate: u64,
-    /// Whether that rate was limited by the sending application.
+    /// Whether the sending application limited `delivery_rate`.
     pub is_app_limited: bool,
     /// The congestion window in bytes.
     pub congestion_window: u64,
@@ -114,7 +114,7 @@ impl TcpInfo {
     }
 }
 
-/// Asks the kernel about a TCP socket.
+/// Reads the statistics of a TCP socket from the kernel.
 pub(crate) fn read(socket: std::os::fd::RawFd) -> io::Result<TcpInfo> {
     let mut info = [0u8; at::LEN];
     let mut len = info.len() as libc::socklen_t;

@@ -1,4 +1,4 @@
-//! The side that starts everything.
+//! The client of `tcpx check`, which drives the check.
 
 use std::time::{Duration, Instant};
 
@@ -14,17 +14,19 @@ use super::{
     speed, start,
 };
 
-/// What is written in the first round; later rounds count up, so that nothing old passes for new.
+/// The seed of the first round's WRITE. Each round has its own, so that old bytes do not pass as
+/// new.
 const WRITE_SEED: u64 = 0x7772_6974_6521;
-/// Lanes take chunks as they are ready for them: a quick one may leave another none, once.
+/// The limit for rounds. Lanes take chunks as they become ready: in one round, fast lanes may leave
+/// none to another lane.
 const ROUNDS: u64 = 8;
 
-/// How long the server tries to connect to us.
+/// How long the server tries to connect to this side.
 const PROBE_TIME: Duration = Duration::from_secs(3);
-/// The least time for connecting that the engine takes.
+/// The shortest `connect_timeout` that the engine accepts.
 const CONNECT_MIN: Duration = Duration::from_millis(100);
 
-/// Connects to the server at `host`, tests every lane and tells it the outcome.
+/// Connects to the server at `host`, tests every lane, and reports the result to the server.
 pub(crate) fn run(
     config: &Config,
     place: Place,
@@ -37,7 +39,7 @@ pub(crate) fn run(
         let report = test(&session, config, place, &mut channel, timeout)?;
         let problem = report.problem.clone();
         Message::Done { problem }.send(&mut channel)?;
-        // The lanes stay until the server has looked at its end of them.
+        // Keep the lanes until the server has read its own view of them.
         match Message::receive(&mut channel)? {
             Message::Noted => Ok(report),
             other => Err(other.unexpected("Noted")),
@@ -62,7 +64,7 @@ fn test(
     let peer = session
         .add_peer(&info)
         .step("cannot use the server's connection info")?;
-    // The server tries its way to us meanwhile.
+    // The server tries to connect to this side at the same time.
     let limit = PROBE_TIME.min(timeout / 2);
     Message::Reach { limit }.send(channel)?;
     let started = Instant::now();
@@ -105,7 +107,7 @@ fn test(
     }
     let paths = paths::find(config, place, &lanes, channel, timeout)?;
     let speed = match problem {
-        // What does not work need not be measured.
+        // Do not measure a connection that changes bytes.
         Some(_) => None,
         None => Some(speed::measure(config, place, channel, timeout)?),
     };
@@ -123,8 +125,8 @@ fn test(
     })
 }
 
-/// Starts a session whose attempts to connect end within `timeout`: the engine then has tried every
-/// address, and says what happened there.
+/// Starts a session whose attempts to connect end within `timeout`, so that the engine's error
+/// lists the result at every address.
 fn start_to_connect(config: &Config, timeout: Duration) -> Result<Session, CheckError> {
     let limit = (timeout * 4 / 5).max(CONNECT_MIN);
     let limit = format!("{}ms", config.connect_timeout().min(limit).as_millis());
@@ -158,7 +160,7 @@ struct Test<'a> {
 }
 
 impl Test<'_> {
-    /// `Some` problem when bytes arrived changed.
+    /// Writes and reads back; returns a description of the first wrong byte, if any.
     fn write_and_read(
         &mut self,
         remote: &RemoteRegion,

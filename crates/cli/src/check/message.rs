@@ -1,4 +1,4 @@
-//! What the two sides of a check say to each other over the bootstrap socket.
+//! Messages between the two sides of a check, over the bootstrap socket.
 
 use std::time::Duration;
 
@@ -14,89 +14,89 @@ use super::reverse::Attempt;
 pub(super) enum Message {
     /// The sender's connection info.
     Hello {
-        /// As [`tcpx::Session::connection_info`] gives it.
+        /// The value of [`tcpx::Session::connection_info`].
         info: Vec<u8>,
     },
-    /// The client asks whether the server could connect to it, at the addresses of its info.
+    /// The client asks whether the server can connect to it, at the addresses of its info.
     Reach {
-        /// How long that may take.
+        /// The time limit.
         limit: Duration,
     },
-    /// What came of it.
+    /// The result of [`Message::Reach`].
     Reached {
-        /// Each address.
+        /// The result at each address.
         attempts: Vec<Attempt>,
     },
     /// The client asks for memory to write to and read from.
     Want {
-        /// How much.
+        /// The number of bytes.
         bytes: usize,
     },
     /// The memory.
     Region {
-        /// As [`tcpx::RemoteRegion::to_bytes`] gives it.
+        /// The value of [`tcpx::RemoteRegion::to_bytes`].
         descriptor: Vec<u8>,
     },
-    /// The memory now holds the pattern of this seed.
+    /// The client has written the pattern of this seed to the memory.
     Written {
         /// The seed.
         seed: u64,
     },
-    /// The server compared, and then filled the memory from another seed.
+    /// The server has compared the memory, and then filled it from another seed.
     Compared {
-        /// The first byte that was not as expected.
+        /// The offset of the first wrong byte.
         difference: Option<usize>,
-        /// The seed of what is there now.
+        /// The seed of the memory's new content.
         seed: u64,
     },
-    /// The connection info of the sender's session that copies directly.
+    /// The connection info of the sender's second session, which may copy directly.
     Beside {
-        /// As [`tcpx::Session::connection_info`] gives it.
+        /// The value of [`tcpx::Session::connection_info`].
         info: Vec<u8>,
     },
-    /// The client asks that session for a little memory.
+    /// The client asks the server's second session for a little memory.
     Lend {
-        /// Of this kind.
+        /// The kind of memory.
         kind: Kind,
     },
-    /// The client asks that session for memory to measure with.
+    /// The client asks the server's second session for memory to measure with.
     Pour {
-        /// How much.
+        /// The number of bytes.
         bytes: usize,
     },
-    /// There is no such memory, or no such session.
+    /// The server has no such memory, or cannot start a second session.
     Without {
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// The client is done.
     Done {
-        /// What did not work, if anything.
+        /// The problem that the client found, if any.
         problem: Option<String>,
     },
-    /// The server has its report: the client may close its session.
+    /// The server has made its report: the client may close its session.
     Noted,
-    /// The sender cannot go on.
+    /// The sender cannot continue.
     Failed {
-        /// Why.
+        /// The reason.
         problem: String,
     },
 }
 
-/// A message that makes no sense here.
+/// A message that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MessageError {
-    /// Not one of ours.
+    /// The message is not one of `tcpx check`.
     #[error("the other side sent what is no message of `tcpx check`: {0}")]
     Unreadable(serde_json::Error),
-    /// One of ours, at the wrong time.
+    /// The message is not the expected one.
     #[error(
         "the other side sent {found} where {expected} was due; use the same tcpx on both sides"
     )]
     Unexpected {
-        /// What came.
+        /// The name of the received message.
         found: String,
-        /// What should have.
+        /// The name of the expected message.
         expected: &'static str,
     },
 }
@@ -107,7 +107,7 @@ impl Message {
         channel.send(&text)
     }
 
-    /// The next message; one that says [`Message::Failed`] is an error.
+    /// Receives the next message; [`Message::Failed`] becomes an error.
     pub(super) fn receive(channel: &mut Channel) -> Result<Self, CheckError> {
         let text = channel.receive()?;
         match serde_json::from_slice(&text).map_err(MessageError::Unreadable)? {
@@ -116,7 +116,7 @@ impl Message {
         }
     }
 
-    /// An error that says what was due instead of this.
+    /// Returns an error that names this message and the expected one.
     pub(super) fn unexpected(&self, expected: &'static str) -> CheckError {
         let text = format!("{self:?}");
         let name = text

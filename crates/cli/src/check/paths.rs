@@ -1,7 +1,7 @@
-//! What carries each kind of memory between two sessions on one host, found out by trying.
+//! Finds out which path carries each kind of memory between two sessions on one host, by trying.
 //!
-//! The lanes are tested by sessions that never copy directly, so this needs a session of its own on
-//! either side. The client's refuses lanes: a transfer that needs them fails with the reason.
+//! The sessions that test the lanes never copy directly, so each side starts a second session. The
+//! client's second session refuses lanes: a transfer that needs them fails with the reason.
 
 use std::time::Duration;
 
@@ -16,20 +16,20 @@ use tcpx_bench::workload::Pattern;
 use super::message::Message;
 use super::{CheckError, Lane, Step};
 
-/// Bytes that are tried.
+/// The number of bytes to copy.
 pub(super) const BYTES: usize = 4 << 10;
 
 /// Any pattern that is not zero.
 const SEED: u64 = 0x7061_7468;
 
-/// What carries one kind of memory.
+/// The path of one kind of memory.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct MemoryPath {
-    /// Which memory, at both ends.
+    /// The kind of memory, at both ends.
     pub(crate) memory: Kind,
-    /// What carries it.
+    /// The path that carries the memory.
     pub(crate) path: Path,
-    /// Why lanes do; none where it is copied directly.
+    /// Why lanes carry the memory; none if it is copied directly.
     pub(crate) why_not: Option<String>,
 }
 
@@ -56,14 +56,14 @@ impl MemoryPath {
     }
 }
 
-/// Whether the other end of a lane is on this host.
+/// Returns whether the other end of a lane is on this host.
 pub(crate) fn is_local(lanes: &[Lane]) -> bool {
     lanes.iter().any(|lane| {
         lane.remote.ip() == lane.local.ip() || lane.remote.ip().to_canonical().is_loopback()
     })
 }
 
-/// The place of GPU memory: the one that was chosen, or that of the first GPU.
+/// Returns the place of GPU memory: the chosen one, or the first GPU.
 pub(super) fn gpu_place(chosen: Place) -> Place {
     match chosen {
         Place::Host => Place::Vram(0),
@@ -71,7 +71,7 @@ pub(super) fn gpu_place(chosen: Place) -> Place {
     }
 }
 
-/// Finds out what carries host memory, and GPU memory where this side has a GPU.
+/// Finds the path of host memory, and of GPU memory if this side has a GPU.
 pub(super) fn find(
     config: &Config,
     place: Place,
@@ -135,7 +135,7 @@ struct Probe<'a> {
 }
 
 impl Probe<'_> {
-    /// Copies memory there and back. The inner error says why lanes must do it.
+    /// Copies memory there and back. The inner error says why lanes must carry it.
     fn copies(&mut self, kind: Kind, place: Place) -> Result<Result<(), String>, CheckError> {
         Message::Lend { kind }.send(self.channel)?;
         let descriptor = match Message::receive(self.channel)? {
@@ -152,7 +152,7 @@ impl Probe<'_> {
         }
     }
 
-    /// Whether the bytes that come back are those that went there.
+    /// Returns whether the bytes that come back are those that were written.
     fn there_and_back(&self, place: Place, remote: &RemoteRegion) -> Result<bool, Error> {
         let memory = Placed::new(self.session, place, BYTES)?;
         let mut bytes = vec![0; BYTES];

@@ -1,7 +1,8 @@
-//! Whether the server could connect to the client, which a firewall may allow one way only.
+//! Tests whether the server can connect to the client: a firewall may allow one direction only.
 //!
-//! A connection serves both sides, whoever made it. An application whose server side transfers first
-//! needs this direction, and where lanes do not come about it tells which way is closed.
+//! A connection serves both sides, whichever made it. An application whose server side posts the
+//! first transfer needs this direction. If no lane can be established, the result shows which
+//! direction is closed.
 
 use std::fmt;
 use std::net::{SocketAddr, TcpStream};
@@ -10,15 +11,15 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tcpx::proto::info::ConnectionInfo;
 
-/// The most addresses that a server tries.
+/// The limit for addresses that a server tries.
 const MAX_ADDRESSES: usize = 64;
 
-/// Where the server tried to connect to the client, and what happened.
+/// The addresses at which the server tried to connect to the client, and the results.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Reverse {
-    /// Whether an address was reached.
+    /// Whether the server reached an address.
     pub(crate) ok: bool,
-    /// What to do about it, otherwise.
+    /// What to do if it reached none.
     pub(crate) remedy: Option<String>,
     pub(crate) attempts: Vec<Attempt>,
 }
@@ -27,7 +28,7 @@ pub(crate) struct Reverse {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Attempt {
     pub(crate) address: SocketAddr,
-    /// What the system said, unless it connected.
+    /// The error of the system, unless it connected.
     pub(crate) problem: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! The side that waits.
+//! The server of `tcpx check`, which waits for a client.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -15,17 +15,17 @@ use super::paths::{self, Kind};
 use super::reverse;
 use super::{CheckError, REGION_MAX, Report, Step, judge, party, remote_party, start};
 
-/// What is read is seeded by what was written, so that nothing old passes for new.
+/// Combined with the seed of the WRITE, gives the seed of the READ: old bytes do not pass as new.
 const READ_SEED: u64 = 0x0072_6561_6421;
-/// A wait so long that nobody sees its end.
+/// A timeout that never expires in practice.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// The most time that a client may have its addresses tried for.
+/// The limit for the time that a client may request for trying its addresses.
 const PROBE_MAX: Duration = Duration::from_secs(10);
 
-/// Waits for a client, as long as it takes, and goes through the check with it.
+/// Waits for a client, without a limit by default, and goes through the check with it.
 ///
-/// Visitors that are no clients of `tcpx check` are sent away with a warning.
+/// Connections that are not from `tcpx check client` are dropped with a warning.
 pub(crate) fn serve(
     listener: &TcpListener,
     config: &Config,
@@ -84,19 +84,19 @@ struct Service<'a> {
     peer: &'a Peer,
     channel: &'a mut Channel,
     config: &'a Config,
-    /// Where that memory lies.
+    /// Where the memory for the client lies.
     place: Place,
-    /// What the client may write to and read from.
+    /// The memory that the client may write to and read from.
     lent: Option<Placed>,
-    /// Tries direct copies with the client.
+    /// The second session, which tries direct copies with the client.
     beside: Option<Beside>,
     /// The lanes before any payload.
     before: Vec<LaneInfo>,
 }
 
-/// A session that copies directly where its settings allow it.
+/// A second session, which copies directly if its settings allow it.
 struct Beside {
-    /// Before `session`: memory is deregistered first.
+    /// Declared before `session`, so that memory is deregistered first.
     lent: Vec<Placed>,
     _peer: Peer,
     session: Session,
@@ -130,7 +130,7 @@ impl Service<'_> {
     }
 
     fn lend(&mut self, bytes: usize) -> Result<(), CheckError> {
-        // The client asks once it has connected and pinged.
+        // The client asks after it has connected and measured round trips, before it sends payload.
         self.before = self.peer.lanes();
         let bytes = bytes.clamp(1, REGION_MAX);
         let lent = Placed::new(self.session, self.place, bytes).step("cannot register memory")?;
@@ -143,7 +143,7 @@ impl Service<'_> {
         self.beside = None;
         let session = match Session::new(self.config.clone()) {
             Ok(session) => session,
-            // Its port may be the only one, and taken by the session that tests the lanes.
+            // The session that tests the lanes may have taken the only port of `listen_port`.
             Err(error) => {
                 let reason = format!("the peer cannot start another session: {error}");
                 return Ok(Message::Without { reason }.send(self.channel)?);
@@ -235,7 +235,7 @@ impl Service<'_> {
 }
 
 impl CheckError {
-    /// Whether nobody came in time, as opposed to a check that failed.
+    /// Returns whether no client came in time, as opposed to a check that failed.
     pub(crate) fn is_nobody(&self) -> bool {
         matches!(
             self,

@@ -1,7 +1,7 @@
-//! How fast memory moves to the server, and what limits that.
+//! Measures how fast memory moves to the server, and what limits the rate.
 //!
-//! The sessions that test the lanes have one small chunk in flight on each. What an application gets
-//! is measured by two more, with the settings as they are.
+//! The sessions that test the lanes have one small chunk in flight on each lane. Two more sessions,
+//! with unchanged settings, measure the rate that an application gets.
 
 use std::time::{Duration, Instant};
 
@@ -15,26 +15,26 @@ use tcpx_bench::place::Place;
 use super::message::Message;
 use super::{CheckError, REGION_MAX, Step};
 
-/// How long is measured at least.
+/// The shortest time to measure.
 const TIME: Duration = Duration::from_millis(300);
 
-/// The first WRITE; those that follow are larger until one takes a while.
+/// The size of the first WRITE. Sizes grow until a WRITE takes `A_WHILE`.
 const FIRST_BYTES: usize = 1 << 20;
 
-/// A WRITE that takes so long is large enough.
+/// The duration from which on a WRITE is large enough.
 const A_WHILE: Duration = Duration::from_millis(100);
 
-/// How long connecting may take at the most: the lanes were quick, or this is not reached.
+/// The limit for connecting. The lanes were tested before, so connecting is fast or impossible.
 const CONNECT_TIME: Duration = Duration::from_secs(3);
 
-/// How fast memory moves.
+/// The result of the measurement.
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct Speed {
-    /// Bytes a second that WRITEs move; none where that could not be measured.
+    /// Bytes per second of WRITEs; none if they could not be measured.
     pub(crate) bytes_per_second: Option<f64>,
-    /// What limits that, in words.
+    /// What limits the rate, in words.
     pub(crate) limit: Option<String>,
-    /// Why it could not be measured.
+    /// Why the rate could not be measured.
     pub(crate) why_not: Option<String>,
 }
 
@@ -55,7 +55,8 @@ pub(super) fn measure(
     channel: &mut Channel,
     timeout: Duration,
 ) -> Result<Speed, CheckError> {
-    // The server is connected to: this side's port is nobody's business, and may be taken.
+    // Use any free port: this side connects, so no peer needs its port, and the configured one may
+    // be taken.
     let session = config
         .clone()
         .with("listen_port", 0)

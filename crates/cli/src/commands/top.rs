@@ -1,4 +1,4 @@
-//! `tcpx top`: which sessions run on this machine, and how fast?
+//! `tcpx top`: which sessions run on this machine, and how fast are they?
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -19,7 +19,7 @@ users.
 
 Enter leads from a session to its peers and on to a peer's lanes, ? shows all keys.
 
-Nothing is sent to other machines, and looking costs a transfer nothing.";
+Nothing is sent to other machines, and watching does not slow transfers down.";
 
 const EXAMPLES: &str = "\
 \x1b[1m\x1b[4mExamples:\x1b[0m
@@ -32,16 +32,16 @@ const EXAMPLES: &str = "\
   the network: 9.6 of 10 Gbit/s  the interfaces are full
   the network: … fill its queues the network is slower than the interfaces
   the network: it lost …         packets are lost on the way
-  this CPU                       a thread, or all cores, are busy all the time
-  the peer's receive window      the peer does not take bytes as fast as they come
+  this CPU                       one thread, or all cores, are busy all the time
+  the peer's receive window      the peer does not read fast enough
   the send buffer                net.ipv4.tcp_wmem or socket_buffer_bytes is too small
-  pinned slots                   memory of GPUs waits for staging_bytes
+  pinned slots                   GPU memory waits for pinned slots: raise staging_bytes
   one lane                       one stream is as fast as it can be: raise lanes
   the application                lanes were idle: there was not enough to send
   copies within this host        memory is copied directly, without a network
   the plugin                     a NCCL net plugin moves the bytes
 
-Exits with 0, also where there is no session.";
+Exits with 0, even if there is no session.";
 
 /// Watch the sessions of this machine: paths, rates, what limits them
 #[derive(Debug, Args)]
@@ -62,7 +62,7 @@ pub(crate) struct Arguments {
     pid: Option<u32>,
 }
 
-/// The shortest interval: rates of shorter ones mean nothing, and looking costs CPU.
+/// The shortest interval: shorter ones give meaningless rates and cost CPU.
 const SHORTEST: Duration = Duration::from_millis(100);
 
 /// How long a process may take to answer.
@@ -81,7 +81,7 @@ pub(crate) fn run(args: &Arguments, output: &mut Output) -> Result<Verdict, Fail
     if args.once || output.is_json() {
         let mut model = Model::default();
         model.update(reader.read());
-        // Without anybody there is nothing to wait for.
+        // Without any process, there is nothing to wait for.
         if !model.processes.is_empty() {
             std::thread::sleep(args.interval);
             model.update(reader.read());

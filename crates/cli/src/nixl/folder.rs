@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(names.len(), 3, "{names:?}");
     }
 
-    /// One of the processes of `many_make_it_at_once`.
+    /// Runs one of the processes of `many_make_it_at_once`.
     #[test]
     #[ignore = "run by many_make_it_at_once"]
     fn makes_it() {

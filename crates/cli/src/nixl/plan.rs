@@ -126,7 +126,7 @@ pub(crate) fn uninstall(folder: &Path) -> Vec<Step> {
     let (live_ucx, kept) = (live(folder, UCX), kept(folder));
     match ucx(folder) {
         Ucx::Nixl => {}
-        // The newer one stays.
+        // Keep the newer one, which an upgrade has installed.
         Ucx::Upgraded => steps.push(Step::Remove(kept)),
         Ucx::StandIn { kept: false } => steps.push(Step::Remove(live_ucx)),
         Ucx::StandIn { kept: true } | Ucx::Missing => steps.push(Step::Rename {
@@ -169,7 +169,7 @@ pub(crate) fn same(a: &Path, b: &Path) -> bool {
 
 /// Returns whether a file is a build of the TCPX backend.
 pub(crate) fn is_ours(file: &Path) -> bool {
-    // The user may have linked it by hand.
+    // The user may have made a link by hand.
     let target = std::fs::read_link(file).unwrap_or_default();
     let ours = format!("libplugin_{TCPX}.so");
     target.file_name() == Some(OsStr::new(&ours))

@@ -1,21 +1,21 @@
-//! What is shown, and what keys change about it.
+//! The state of the screen, and how keys change it.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::report::{Figures, Lane, Peer, Report, Session, plot, speed};
 
-/// What the table shows.
+/// The level of detail of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Level {
     /// All sessions.
     Sessions,
-    /// The peers of a session, which is known by its key.
+    /// The peers of the session with this key.
     Peers(String),
-    /// The lanes of a session's peer.
+    /// The lanes of a peer, by the keys of the session and the peer.
     Lanes(String, String),
 }
 
-/// What rows are ordered by.
+/// The order of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sort {
     Rate,
@@ -27,7 +27,7 @@ pub(crate) enum Sort {
 impl Sort {
     const ALL: [Self; 4] = [Self::Rate, Self::Name, Self::InFlight, Self::Retries];
 
-    /// The word on the screen.
+    /// Returns the word on the screen.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Rate => "rate",
@@ -46,13 +46,13 @@ impl Sort {
 /// One row of the table.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Row {
-    /// Names the row for as long as it exists.
+    /// Identifies the row for as long as it exists.
     pub(crate) key: String,
     /// One text for each column of [`App::columns`].
     pub(crate) cells: Vec<String>,
     /// Whether something is slow, down or not connected.
     pub(crate) is_bad: bool,
-    /// What is said of the row when it is selected: a word and a text.
+    /// Lines that describe the row while it is selected: a word and a text.
     pub(crate) details: Vec<(&'static str, String)>,
     order: Order,
 }
@@ -65,7 +65,7 @@ struct Order {
     retries: u64,
 }
 
-/// What is on the screen.
+/// The state of the screen.
 #[derive(Debug)]
 pub(crate) struct App {
     pub(crate) report: Report,
@@ -76,7 +76,7 @@ pub(crate) struct App {
     pub(crate) is_over: bool,
     /// The key of the selected row.
     selected: Option<String>,
-    /// The keys of the rows that were entered.
+    /// The keys of the rows that lead to the current level.
     entered: Vec<String>,
 }
 
@@ -96,7 +96,7 @@ impl Default for App {
 }
 
 impl App {
-    /// Takes a new report in. A session or peer that is gone is left.
+    /// Shows a new report. Leaves the view of a session or peer that is gone.
     pub(crate) fn update(&mut self, report: Report) {
         self.report = report;
         if let Level::Lanes(session, peer) = &self.level
@@ -121,7 +121,7 @@ impl App {
         session.peers.iter().find(|one| one.name == peer)
     }
 
-    /// The headings of the table.
+    /// Returns the headings of the table.
     pub(crate) fn columns(&self) -> &'static [&'static str] {
         match self.level {
             Level::Sessions => &[
@@ -165,7 +165,7 @@ impl App {
         }
     }
 
-    /// The rows in their order.
+    /// Returns the rows in order.
     pub(crate) fn rows(&self) -> Vec<Row> {
         let mut rows: Vec<Row> = match &self.level {
             Level::Sessions => self.report.sessions.iter().map(session_row).collect(),
@@ -196,18 +196,18 @@ impl App {
         rows
     }
 
-    /// The position of the selected row; the first where none is selected.
+    /// Returns the position of the selected row; the first if none is selected.
     pub(crate) fn selected(&self, rows: &[Row]) -> Option<usize> {
         let is_selected = |row: &Row| Some(&row.key) == self.selected.as_ref();
         let found = rows.iter().position(is_selected);
         found.or((!rows.is_empty()).then_some(0))
     }
 
-    /// Does what a key asks for.
+    /// Handles a key.
     pub(crate) fn press(&mut self, key: KeyEvent) {
         if self.shows_help {
             self.shows_help = false;
-            // The key that ends the program does so everywhere.
+            // Any key closes the help; these also end the program.
             if key.code != KeyCode::Char('q') && !is_interrupt(key) {
                 return;
             }
@@ -272,7 +272,7 @@ fn session_key(session: &Session) -> String {
     format!("{}/{}", session.process, session.id)
 }
 
-/// What all rows but those of lanes have: path, rates, plot and counts.
+/// Returns the cells of a session or peer: path, rates, plot and counts follow the first three.
 fn cells(first: [String; 3], figures: &Figures) -> Vec<String> {
     let mut cells = Vec::from(first);
     cells.extend([

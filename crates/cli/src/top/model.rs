@@ -7,10 +7,10 @@ use tcpx::stats::{PeerStats, ProcessStats};
 
 use super::read::{Reading, Silent};
 
-/// How far back plots go.
+/// How far back plots reach.
 pub(crate) const SPAN: Duration = Duration::from_secs(60);
 
-/// All processes, as they were read last and once before.
+/// The last two readings of all processes.
 #[derive(Debug, Default)]
 pub(crate) struct Model {
     pub(crate) processes: BTreeMap<String, Process>,
@@ -21,18 +21,19 @@ pub(crate) struct Model {
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) now: ProcessStats,
-    /// The reading before; none at first.
+    /// The previous reading; none at first.
     pub(crate) before: Option<ProcessStats>,
-    /// The past of each session, and of each peer of one.
+    /// The recent past of each session, and of each of its peers.
     past: BTreeMap<(u64, Option<String>), Past>,
 }
 
-/// What one session or peer did lately.
+/// The recent past of a session or peer.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Past {
-    /// Bytes a second both ways, each with the time at its end, on the process's clock.
+    /// Bytes per second in both directions, each with the end of its interval on the process's
+    /// clock.
     rates: VecDeque<(Duration, f64)>,
-    /// When something was moved last, or the first reading was made.
+    /// When bytes moved last, or when the first reading was made.
     moved: Duration,
 }
 
@@ -48,7 +49,7 @@ impl Past {
         }
     }
 
-    /// The mean rates of `count` equal parts of the last minute, the latest last.
+    /// Returns the mean rates of `count` equal parts of the last minute, the latest last.
     pub(crate) fn parts(&self, count: usize) -> Vec<f64> {
         let mut parts = vec![(0.0, 0u32); count];
         let Some((now, _)) = self.rates.back() else {
@@ -65,7 +66,7 @@ impl Past {
         parts.iter().map(mean).collect()
     }
 
-    /// For how long nothing was moved.
+    /// Returns for how long no bytes have moved.
     pub(crate) fn idle(&self) -> Duration {
         let now = self.rates.back().map_or(self.moved, |(at, _)| *at);
         now.saturating_sub(self.moved)
@@ -73,7 +74,7 @@ impl Past {
 }
 
 impl Model {
-    /// Takes a reading in. Processes that it lacks are forgotten.
+    /// Adds a reading. Processes that are missing in it are forgotten.
     pub(crate) fn update(&mut self, reading: Reading) {
         let mut old = std::mem::take(&mut self.processes);
         for (name, now) in reading.processes {
@@ -117,31 +118,31 @@ impl Process {
         self
     }
 
-    /// The past of a session, or of one of its peers.
+    /// Returns the recent past of a session, or of one of its peers.
     pub(crate) fn past(&self, session: u64, peer: Option<&str>) -> Past {
         let key = (session, peer.map(str::to_owned));
         self.past.get(&key).cloned().unwrap_or_default()
     }
 
-    /// A peer in the reading before.
+    /// Returns a peer in the previous reading.
     pub(crate) fn peer_before(&self, session: u64, peer: &str) -> Option<&PeerStats> {
         self.before.as_ref()?.session(session)?.peer(peer)
     }
 
-    /// The time between the two readings; none where there is one only.
+    /// Returns the time between the two readings; none if there is only one.
     pub(crate) fn elapsed(&self) -> Option<Duration> {
         let before = self.before.as_ref()?;
         let elapsed = self.now.at.saturating_sub(before.at);
         (!elapsed.is_zero()).then_some(elapsed)
     }
 
-    /// Bytes a second that were sent to and received from a peer.
+    /// Returns the bytes per second sent to and received from a peer.
     pub(crate) fn rates(&self, session: u64, peer: &str) -> (f64, f64) {
         let now = self.now.session(session).and_then(|one| one.peer(peer));
         let (Some(now), Some(elapsed)) = (now, self.elapsed()) else {
             return (0.0, 0.0);
         };
-        // A peer that has come since has moved all of it since.
+        // A peer that is new has moved all its bytes since the previous reading.
         let before = self.peer_before(session, peer).map(PeerStats::total);
         let before = before.unwrap_or_default();
         let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / elapsed.as_secs_f64();

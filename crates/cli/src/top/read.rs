@@ -1,4 +1,4 @@
-//! Finds the processes that offer their statistics, and asks them.
+//! Finds the processes that offer their statistics, and queries them.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,39 +8,39 @@ use std::time::{Duration, Instant};
 use tcpx::stats::{FOLDER, ProcessStats};
 use tcpx_net::Folder;
 
-/// The longest answer: thousands of peers.
+/// The largest answer, in bytes: enough for thousands of peers.
 const MAX_ANSWER: u64 = 64 << 20;
 
-/// What was found at one moment.
+/// The result of querying all processes.
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
-    /// Processes that have answered, each with the name of its socket, which tells them apart.
+    /// Processes that answered, each with the name of its socket, which is unique.
     pub(crate) processes: Vec<(String, ProcessStats)>,
-    /// Those that have not.
+    /// Processes that did not answer.
     pub(crate) silent: Vec<Silent>,
 }
 
 /// A process that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct Silent {
-    /// The process's number, as it sees itself.
+    /// The process ID, in the PID namespace of the process.
     pub(crate) pid: u32,
-    /// Why.
+    /// Why the process could not be read.
     pub(crate) reason: String,
 }
 
-/// Where to look, and for whom.
+/// Folders to search, and which processes to query.
 #[derive(Debug, Clone)]
 pub(crate) struct Reader {
     places: Vec<PathBuf>,
-    /// Only this process.
+    /// Query this process only.
     pid: Option<u32>,
     /// How long a process may take to answer.
     timeout: Duration,
 }
 
 impl Reader {
-    /// Looks in the folders of this user; the superuser looks in those of all users.
+    /// Searches the folders of this user; for the superuser, those of all users.
     pub(crate) fn new(pid: Option<u32>, timeout: Duration) -> Self {
         let mut places = Folder::places(FOLDER);
         places.extend(Folder::places_of_others(FOLDER));
@@ -53,7 +53,7 @@ impl Reader {
         }
     }
 
-    /// Asks every process. Sockets that processes have left which are gone are removed.
+    /// Queries every process. Removes sockets of processes that have ended.
     pub(crate) fn read(&self) -> Reading {
         let folders: Vec<_> = self
             .places
@@ -70,7 +70,7 @@ impl Reader {
             }
         }
         let ask = |folder: &Folder, name: &str| ask(folder, name, self.timeout);
-        // At once: one that does not answer keeps nobody waiting for the others.
+        // Query all at once: a process that does not answer delays none of the others.
         let answers: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = asked
                 .iter()
@@ -86,7 +86,7 @@ impl Reader {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                     folder.remove(&name);
                 }
-                // It has gone since the names were listed.
+                // The process has ended since the names were listed.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => {
                     let reason = reason(&error);
@@ -142,7 +142,7 @@ fn receive(stream: &mut UnixStream, deadline: Instant) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Replaces what would move the cursor or turn the text around: names are chosen by peers.
+/// Replaces characters that move the cursor or reverse text: peers choose their own names.
 fn make_printable(process: &mut ProcessStats) {
     printable(&mut process.command);
     printable(&mut process.version);

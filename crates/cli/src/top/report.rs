@@ -1,4 +1,4 @@
-//! What is shown of each session, peer and lane: plain data.
+//! The rows of sessions, peers and lanes, as plain data.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,13 +9,13 @@ use tcpx::stats::{LaneStats, PathKind, PeerStats, ProcessStats, Traffic};
 use super::model::{Model, Process};
 use super::read::Silent;
 
-/// Parts that the last minute is divided into.
+/// The number of parts of the last minute.
 const PARTS: usize = 20;
 
-/// A peer with transfers in flight that has moved nothing for so long is said to be stalled.
+/// How long a peer with transfers in flight may move no bytes before it counts as stalled.
 const STALLED: Duration = Duration::from_secs(3);
 
-/// Everything at one moment.
+/// All rows at one moment.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
     /// The sessions of all processes.
@@ -31,7 +31,7 @@ pub(crate) struct Session {
     /// The name of the process's socket.
     #[serde(skip)]
     pub(crate) process: String,
-    /// Tells sessions of a process apart.
+    /// A number that is unique among the sessions of the process.
     pub(crate) id: u64,
     pub(crate) name: String,
     pub(crate) command: String,
@@ -51,29 +51,29 @@ pub(crate) struct Peer {
     pub(crate) lanes: Vec<Lane>,
 }
 
-/// What sessions and peers have alike.
+/// The figures that sessions and peers have in common.
 #[derive(Debug, Default, Clone, Serialize)]
 pub(crate) struct Figures {
-    /// What carries the bytes: interfaces, `staged`, `same host`, `plugin`.
+    /// The path of the bytes: interfaces, `staged`, `same host`, `plugin`.
     pub(crate) path: String,
     pub(crate) sent_bytes_per_second: f64,
     pub(crate) received_bytes_per_second: f64,
-    /// Bytes a second both ways in equal parts of the last minute, the latest last.
+    /// Bytes per second in both directions, in equal parts of the last minute, the latest last.
     pub(crate) last_minute: Vec<f64>,
     pub(crate) transfers_in_flight: u64,
     pub(crate) transfers_failed: u64,
-    /// Chunks that were moved again since their lane was lost.
+    /// Chunks that were moved again because their lane was lost.
     pub(crate) retried_chunks: u64,
-    /// Streams of lanes that were lost while their connection went on.
+    /// Streams of lanes that were lost while their connection continued.
     pub(crate) failovers: u64,
-    /// What limits the rate; none while nothing moves.
+    /// What limits the rate; none while no bytes move.
     pub(crate) limit: Option<String>,
-    /// Who is slow, and how.
+    /// A description of a slow peer or lane, if there is one.
     pub(crate) slow: Option<String>,
 }
 
 impl Figures {
-    /// Bytes a second, both ways.
+    /// Returns the bytes per second, both directions together.
     pub(crate) fn rate(&self) -> f64 {
         self.sent_bytes_per_second + self.received_bytes_per_second
     }
@@ -85,29 +85,29 @@ pub(crate) struct Lane {
     pub(crate) index: usize,
     pub(crate) local: String,
     pub(crate) remote: String,
-    /// The interface; none where the other end is on this host.
+    /// The interface; none if the other end is on this host.
     pub(crate) interface: Option<String>,
     pub(crate) is_up: bool,
     pub(crate) failovers: u32,
     pub(crate) sent_bytes_per_second: f64,
     pub(crate) received_bytes_per_second: f64,
-    /// Bytes of this session's chunks.
+    /// Bytes of this session's chunks in flight on the lane.
     pub(crate) bytes_in_flight: u64,
     pub(crate) round_trip_seconds: f64,
     pub(crate) retransmits: u64,
-    /// Who is slow, and how.
+    /// Why the lane counts as slow, if it does.
     pub(crate) slow: Option<String>,
 }
 
 impl Lane {
-    /// Bytes a second, both ways.
+    /// Returns the bytes per second, both directions together.
     pub(crate) fn rate(&self) -> f64 {
         self.sent_bytes_per_second + self.received_bytes_per_second
     }
 }
 
 impl Report {
-    /// Says what there is, ordered by process and session.
+    /// Computes the rows, ordered by process and session.
     pub(crate) fn new(model: &Model) -> Self {
         let mut sessions: Vec<_> = model
             .processes
@@ -121,7 +121,7 @@ impl Report {
         }
     }
 
-    /// How many processes have sessions.
+    /// Returns the number of processes that have sessions.
     pub(crate) fn processes(&self) -> usize {
         let names = self.sessions.iter().map(|session| &session.process);
         names.collect::<BTreeSet<_>>().len()
@@ -143,7 +143,7 @@ fn sessions(name: &str, process: &Process) -> Vec<Session> {
         });
         let sum = |of: fn(&Figures) -> u64| peers.iter().map(|peer| of(&peer.figures)).sum();
         let rate = |of: fn(&Figures) -> f64| peers.iter().map(|peer| of(&peer.figures)).sum();
-        // The words of the peer that moves most.
+        // The session shows the limit of the peer that moves the most.
         let busiest = peers
             .iter()
             .max_by(|a, b| a.figures.rate().total_cmp(&b.figures.rate()));
@@ -182,7 +182,7 @@ fn sessions(name: &str, process: &Process) -> Vec<Session> {
     now.sessions.iter().map(one).collect()
 }
 
-/// Whether a peer was ever connected or used. Each session is always connected to itself.
+/// Returns whether a peer was ever connected or used. Each session is always connected to itself.
 fn is_worth_a_row(peer: &PeerStats, session: &str) -> bool {
     let is_used = peer.transfers.iter().any(|kind| kind.started > 0);
     let is_met = (peer.is_connected || peer.connections > 0) && peer.name != session;
@@ -250,7 +250,7 @@ fn lane(process: &Process, before: Option<&PeerStats>, lane: &LaneStats) -> Lane
     }
 }
 
-/// What carries the bytes of a peer: those that were moved since the reading before, or ever.
+/// Names the path of a peer's bytes: of those moved since the previous reading, or else of all.
 fn path_of(process: &ProcessStats, before: Option<&PeerStats>, peer: &PeerStats) -> String {
     let bytes = |traffic: Traffic| traffic.sent().bytes + traffic.received().bytes;
     let ever = |path: PathKind| bytes(peer.path(path));
@@ -282,7 +282,7 @@ fn path_of(process: &ProcessStats, before: Option<&PeerStats>, peer: &PeerStats)
     words.join(", ").trim().to_owned()
 }
 
-/// The interfaces of a peer's lanes: `eth0+eth1`.
+/// Names the interfaces of a peer's lanes: `eth0+eth1`.
 fn interfaces_of(process: &ProcessStats, peer: &PeerStats) -> String {
     let mut names: Vec<String> = Vec::new();
     for lane in peer.lanes.iter().filter(|lane| lane.is_up) {
@@ -300,8 +300,8 @@ fn interfaces_of(process: &ProcessStats, peer: &PeerStats) -> String {
     names.join("+")
 }
 
-/// Finds peers that stand still with transfers in flight, or that are slower than half of the
-/// others.
+/// Marks peers that move no bytes with transfers in flight, and peers that move less than half of
+/// the median.
 fn find_slow_peers(peers: &mut [Peer], idle: impl Fn(&str) -> Duration) {
     let is_busy = |peer: &Peer| peer.figures.transfers_in_flight > 0 || peer.figures.rate() > 0.0;
     let rates: Vec<f64> = peers
@@ -320,9 +320,10 @@ fn find_slow_peers(peers: &mut [Peer], idle: impl Fn(&str) -> Duration) {
     }
 }
 
-/// Finds lanes that are slower than half of the others.
+/// Marks lanes that are down, and lanes that move less than half of the median.
 fn find_slow_lanes(lanes: &mut [Lane]) {
-    // One lane is for small transfers: lanes with nothing in flight have nothing to be slow with.
+    // Skip lanes with nothing in flight, such as the one for small transfers: they have nothing to
+    // send.
     let is_busy = |lane: &Lane| lane.is_up && lane.bytes_in_flight > 0;
     let rates: Vec<f64> = lanes
         .iter()
@@ -338,8 +339,8 @@ fn find_slow_lanes(lanes: &mut [Lane]) {
     }
 }
 
-/// Says how much slower than the others something is, if it is much slower: less than half of the
-/// median of at least three.
+/// Describes a rate that is less than half of the median; none otherwise, or with fewer than three
+/// rates.
 fn slower(rate: f64, all: &[f64]) -> Option<String> {
     let mut all = all.to_vec();
     all.sort_by(f64::total_cmp);
@@ -351,7 +352,7 @@ fn slower(rate: f64, all: &[f64]) -> Option<String> {
     Some(format!("is slow: {rate}, others {median}"))
 }
 
-/// `1.23 GB/s`, `12.3 MB/s`, `0`.
+/// Formats a rate: `1.23 GB/s`, `12.3 MB/s`, `0`.
 pub(crate) fn speed(rate: f64) -> String {
     match rate {
         r if r < 0.5 => "0".into(),
@@ -362,7 +363,7 @@ pub(crate) fn speed(rate: f64) -> String {
     }
 }
 
-/// A row of bars, one for each value, the highest full; the largest value has a whole block.
+/// Draws a row of bars, one for each value. The largest value has a full block.
 pub(crate) fn plot(values: &[f64]) -> String {
     const BARS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let most = values.iter().copied().fold(0.0, f64::max);

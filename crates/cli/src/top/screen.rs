@@ -1,4 +1,4 @@
-//! The terminal: draws until the user has seen enough.
+//! The terminal: draws until the user ends the program.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,13 +14,13 @@ use super::read::Reader;
 use super::report::Report;
 use super::view::{self, Theme};
 
-/// How soon a reading or a signal is noticed. Keys are noticed at once.
+/// How soon a reading or a signal is noticed; keys are noticed at once.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Set by a signal that asks the program to end.
+/// Set by a signal that requests the end of the program.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
-/// Gives the terminal back as it was, whatever ends the program: an error, a signal or a panic.
+/// Restores the terminal when the program ends: by an error, a signal or a panic.
 struct Restored;
 
 impl Drop for Restored {
@@ -29,12 +29,12 @@ impl Drop for Restored {
     }
 }
 
-/// Shows the sessions until the user, or a signal, ends it.
+/// Shows the sessions until a key or a signal ends the program.
 pub(crate) fn run(reader: Reader, interval: Duration, colour: bool) -> io::Result<()> {
     let mut app = App::default();
     app.update(first(&reader));
     watch_signals();
-    // Also has panics restore the terminal, before they print.
+    // `try_init` also makes panics restore the terminal before they print.
     let mut terminal = ratatui::try_init()?;
     let _restored = Restored;
     let theme = Theme { colour };
@@ -69,8 +69,8 @@ pub(crate) fn run(reader: Reader, interval: Duration, colour: bool) -> io::Resul
     Ok(())
 }
 
-/// Waits for a key, a signal or the end of `time`; returns whether the terminal is gone, from which
-/// `crossterm` would read without end.
+/// Waits for a key, a signal or the end of `time`. Returns whether the terminal is gone;
+/// `crossterm` would read from it without end.
 fn is_hung_up(time: Duration) -> bool {
     let stdin = io::stdin();
     let mut watched = [PollFd::new(&stdin, PollFlags::IN)];
@@ -79,18 +79,18 @@ fn is_hung_up(time: Duration) -> bool {
     poll(&mut watched, time.as_ref()).is_ok() && watched[0].revents().intersects(gone)
 }
 
-/// The first report, without rates: there is something on the screen at once.
+/// Returns the first report, without rates, so that the screen shows rows at once.
 fn first(reader: &Reader) -> Report {
     let mut model = Model::default();
     model.update(reader.read());
     Report::new(&model)
 }
 
-/// Reads on a thread of its own, so that a process that does not answer delays no key.
+/// Queries processes on a thread of its own, so that a process that does not answer delays no key.
 fn read_every(reader: Reader, interval: Duration) -> mpsc::Receiver<super::Reading> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
-        // Ends when nobody listens any more.
+        // The loop ends when the receiver is dropped.
         while sender.send(reader.read()).is_ok() {
             std::thread::sleep(interval);
         }
@@ -98,18 +98,18 @@ fn read_every(reader: Reader, interval: Duration) -> mpsc::Receiver<super::Readi
     receiver
 }
 
-/// Notes signals instead of ending the process by them: the terminal has to be restored first. Not
-/// SIGHUP: the terminal is gone then, and the process ends at once.
+/// Records signals instead of ending the process, so that the terminal is restored first. SIGHUP is
+/// left alone: the terminal is gone then, and the process ends at once.
 fn watch_signals() {
     extern "C" fn note(_: libc::c_int) {
         IS_OVER.store(true, Ordering::Relaxed);
     }
     for signal in [libc::SIGINT, libc::SIGTERM] {
-        // SAFETY: zeroes are a valid action, and the handler stores to an atomic.
+        // SAFETY: all zeroes are a valid `sigaction`, and the handler only stores to an atomic.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = note as *const () as usize;
-            // The second one ends the process at once.
+            // The next signal ends the process at once.
             action.sa_flags = libc::SA_RESETHAND;
             libc::sigaction(signal, &raw const action, std::ptr::null_mut());
         }

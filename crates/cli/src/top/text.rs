@@ -1,4 +1,4 @@
-//! The report as tables, once.
+//! Prints the report as tables, once.
 
 use super::report::{Report, speed};
 use crate::error::Failure;

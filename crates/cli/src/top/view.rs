@@ -10,7 +10,7 @@ use super::app::{App, Level, Row as AppRow};
 use super::report::speed;
 use crate::units::count;
 
-/// What is said where there is no session.
+/// The text that is shown if there is no session.
 pub(crate) const NOBODY: [&str; 4] = [
     "No tcpx session of this user runs on this machine.",
     "Sessions appear by themselves: start an application that uses tcpx, or `tcpx bench`.",
@@ -33,14 +33,14 @@ const HELP: [(&str, &str); 7] = [
 
 const WORDS: [&str; 6] = [
     "FLIGHT    transfers that were posted and have not ended; for a lane, bytes",
-    "RETRIES   chunks that were moved again since their lane was lost",
-    "FAILOVER  streams of lanes that were lost while their connection went on",
+    "RETRIES   chunks that were moved again because their lane was lost",
+    "FAILOVER  streams of lanes that were lost while their connection stayed up",
     "FAILED    transfers that have failed",
     "RESENT    segments that the kernel has sent again",
     "limits    what keeps the session, or the peer, from being faster",
 ];
 
-/// What the screen looks like.
+/// The look of the screen.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Theme {
     /// Whether colours may be used.
@@ -181,20 +181,20 @@ fn table<'a>(app: &App, rows: &'a [AppRow], width: u16, theme: Theme) -> Table<'
 
 /// One column of the table.
 struct Column {
-    /// Its position among all columns.
+    /// The position among all columns.
     at: usize,
     name: &'static str,
-    /// The width of its longest text.
+    /// The width of the longest text.
     width: u16,
 }
 
 impl Column {
-    /// Names and paths give way where the screen is narrow.
+    /// Returns whether the column may be cut on a narrow screen: names and paths may.
     fn is_flexible(&self) -> bool {
         matches!(self.name, "SESSION" | "PEER" | "PATH")
     }
 
-    /// The least width that is of use.
+    /// Returns the smallest useful width.
     fn least(&self) -> u16 {
         match self.is_flexible() {
             true => self.width.min(12),
@@ -205,7 +205,7 @@ impl Column {
 
 /// Chooses the columns that a screen of this width has room for.
 fn columns(names: &[&'static str], rows: &[AppRow], width: u16) -> Vec<Column> {
-    /// What is left out, first to last; the line of counts below the table has most of it.
+    /// The columns to leave out on a narrow screen, in this order; the line of counts repeats most.
     const LESS: [&str; 9] = [
         "FAILED",
         "FAILOVER",
@@ -229,7 +229,7 @@ fn columns(names: &[&'static str], rows: &[AppRow], width: u16) -> Vec<Column> {
     let mut columns: Vec<_> = names.iter().enumerate().map(column).collect();
     for less in LESS {
         let needed: u16 = columns.iter().map(|column| column.least() + 1).sum();
-        // The border takes two, and the last column needs no space behind it.
+        // The border takes two, and the last column needs no space after it.
         if needed < width {
             break;
         }

@@ -133,8 +133,7 @@ impl FromStr for Place {
 }
 
 impl Host {
-    /// Accepts addresses that other hosts can connect to. A link-local address needs no
-    /// advertising: its scope has no meaning on another host.
+    /// Accepts any address that can be connected to: neither an unspecified nor a multicast one.
     fn address(ip: IpAddr) -> Result<Self, ()> {
         let is_usable = !ip.is_unspecified() && !ip.is_multicast();
         is_usable.then_some(Self::Address(ip)).ok_or(())

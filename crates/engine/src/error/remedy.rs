@@ -78,8 +78,7 @@ impl Hint {
             ),
             Self::Loopback => "loopback leads to this host alone: if the peer is on another one, \
                  have TCPX_INTERFACES there name an interface that reaches this host; else check \
-                 whether \
-                 its process still runs and load its current connection info"
+                 whether its process still runs and load its current connection info"
                 .into(),
             Self::NoRoute => "have TCPX_INTERFACES on both sides name interfaces that reach each \
                  other, and check the routes between them"

@@ -8,10 +8,11 @@ use super::counters::PeerCounters;
 use super::data::PeerStats;
 use crate::sync::{Mutex, Rank};
 
-/// Peers that are gone and are still kept apart. What others had is kept as one sum.
+/// The limit for peers that are gone and still have counters of their own. The counters of older
+/// ones are added to one sum.
 pub(crate) const MAX_GONE: usize = 64;
 
-/// The counters of a session's peers, by name: a peer that comes back goes on where it was.
+/// The counters of a session's peers, by name. A peer that comes back continues its old counters.
 pub(crate) struct Book {
     state: Mutex<State>,
 }
@@ -19,15 +20,15 @@ pub(crate) struct Book {
 #[derive(Default)]
 struct State {
     peers: BTreeMap<String, Entry>,
-    /// Names of peers that are gone and still kept, the oldest first.
+    /// Names of peers that are gone and still have counters of their own, the oldest first.
     gone: VecDeque<String>,
-    /// What others had that are gone.
+    /// The sum of the counters of all other peers that are gone.
     sum: Sums,
 }
 
 struct Entry {
     counters: Arc<PeerCounters>,
-    /// How many peers of this name there are. Those of none are in `gone`.
+    /// The number of [`OpenPeer`]s of this name. A peer without any is gone: its name is in `gone`.
     users: usize,
 }
 
@@ -39,7 +40,8 @@ impl Default for Book {
     }
 }
 
-/// The counters of a peer that the session knows.
+/// The counters of a peer that the session knows. Dropping the last handle of a name marks the peer
+/// as gone.
 pub(crate) struct OpenPeer {
     book: Arc<Book>,
     name: String,
@@ -54,7 +56,7 @@ impl std::ops::Deref for OpenPeer {
     }
 }
 
-/// The peer is gone: nobody counts for it any more.
+/// Closes the entry. The last handle of a name marks its peer as gone.
 impl Drop for OpenPeer {
     fn drop(&mut self) {
         self.book.state.lock().close(&self.name);
@@ -81,7 +83,7 @@ impl Book {
         }
     }
 
-    /// The statistics of each peer by name, and the sum of those that are gone.
+    /// Returns the statistics of each peer that has counters of its own, and the sum of all others.
     pub(crate) fn read(&self) -> (Vec<PeerStats>, PeerStats) {
         let state = self.state.lock();
         let gone = PeerStats::new("", &state.sum);
@@ -152,7 +154,7 @@ mod tests {
             panic!("one peer")
         };
         assert_eq!(bytes(bob), 33);
-        // One that is here again is not among those that are gone.
+        // A peer that came back is not in `gone`, so other peers that go do not push it out.
         let _here = book.open("bob");
         for number in 0..=MAX_GONE {
             drop(book.open(&format!("other {number}")));

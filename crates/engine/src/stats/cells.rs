@@ -1,7 +1,7 @@
 //! The layout of one peer's counters.
 //!
-//! Each counter is a cell of one flat array: blocks of atomic cells are written by threads, and are
-//! added up, cell by cell, to [`Sums`].
+//! Each counter is a cell of a flat array. Threads add to blocks of atomic cells; a reader adds the
+//! blocks up, cell by cell, into [`Sums`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,7 +15,7 @@ pub(super) const BUCKETS: usize = 26;
 const KINDS: usize = TransferKind::ALL.len();
 const PATHS: usize = PathKind::ALL.len();
 const CLASSES: usize = SizeClass::ALL.len();
-/// Who moved a chunk: [`Side`].
+/// The number of variants of [`Side`].
 const SIDES: usize = 4;
 
 const STARTED: usize = 0;
@@ -113,8 +113,8 @@ impl Cell {
     }
 }
 
-/// Cells that several threads may write. Aligned, so that two blocks share no cache line, nor the
-/// pair of lines that some processors fetch together.
+/// Cells that several threads may write. The alignment keeps two blocks from sharing a cache line,
+/// or the pair of lines that some processors fetch together.
 #[repr(align(128))]
 pub(super) struct Block([AtomicU64; CELLS]);
 

@@ -8,16 +8,17 @@ use super::cells::{Block, Cell, Count, Side, Sums};
 use super::data::{LaneWaits, Moved, PathKind, Traffic};
 use crate::sync::{Mutex, Rank};
 
-/// Blocks of a peer's counters. Threads take turns: with a few of them each has a block of its own.
+/// The number of blocks of a peer's counters. Threads are assigned to blocks in turn, so that a few
+/// threads share none.
 const BLOCKS: usize = 4;
 
-/// Adds to a counter that only the holder of one lock changes; others read it at any time.
+/// Adds to a counter that is written under one lock only, and read at any time without it.
 #[inline]
 fn add_locked(counter: &AtomicU64, count: u64) {
     counter.store(counter.load(Ordering::Relaxed) + count, Ordering::Relaxed);
 }
 
-/// Chunks and bytes, written by the holder of one lock.
+/// Chunks and bytes, written under one lock.
 #[derive(Default)]
 struct Pair {
     chunks: AtomicU64,
@@ -39,7 +40,7 @@ impl Pair {
     }
 }
 
-/// What the holder of a lane's sending half counts.
+/// Counters that are written under the lock of a lane's sending half.
 #[derive(Default)]
 #[repr(align(128))]
 struct Sending {
@@ -48,7 +49,7 @@ struct Sending {
     socket_waits: AtomicU64,
 }
 
-/// What the holder of a lane's receiving half counts.
+/// Counters that are written under the lock of a lane's receiving half.
 #[derive(Default)]
 #[repr(align(128))]
 struct Receiving {
@@ -68,30 +69,33 @@ pub(crate) struct LaneCounters {
 const _: () = assert!(size_of::<LaneCounters>() < 4096, "memory per lane");
 
 impl LaneCounters {
-    /// Counts an answer to a READ of the peer that was handed over. Only with the sending half.
+    /// Counts an answer to a READ of the peer that was handed to the network. The caller holds the
+    /// sending half.
     #[inline]
     pub(crate) fn served(&self, path: PathKind, bytes: u64) {
         self.sending.served[path as usize].add(bytes);
     }
 
-    /// Counts a time that chunks had to wait for the window. Only with the sending half.
+    /// Counts one wait of chunks for the window. The caller holds the sending half.
     pub(crate) fn waits_for_window(&self) {
         add_locked(&self.sending.window_waits, 1);
     }
 
-    /// Counts a time that the socket took no more bytes. Only with the sending half.
+    /// Counts one wait for the socket, which accepted no more bytes. The caller holds the sending
+    /// half.
     pub(crate) fn waits_for_socket(&self) {
         add_locked(&self.sending.socket_waits, 1);
     }
 
-    /// Counts a WRITE chunk of ours that the peer has acknowledged. Only with the receiving half.
+    /// Counts a chunk of this session's WRITE that the peer has acknowledged. The caller holds the
+    /// receiving half.
     #[inline]
     pub(crate) fn written(&self, path: PathKind, bytes: u64) {
         self.receiving.written[path as usize].add(bytes);
     }
 
-    /// Counts a chunk that has landed here: of a READ of ours, or of a WRITE of the peer. Only with
-    /// the receiving half.
+    /// Counts a chunk that has landed here: of a READ of this session, or of a WRITE of the peer.
+    /// The caller holds the receiving half.
     #[inline]
     pub(crate) fn landed(&self, path: PathKind, is_ours: bool, bytes: u64) {
         let list = match is_ours {
@@ -101,13 +105,13 @@ impl LaneCounters {
         list[path as usize].add(bytes);
     }
 
-    /// Counts a time that a frame had to wait for room for what it brings. Only with the receiving
-    /// half.
+    /// Counts one wait of a frame for room in the queue of its message. The caller holds the
+    /// receiving half.
     pub(crate) fn waits_for_room(&self) {
         add_locked(&self.receiving.room_waits, 1);
     }
 
-    /// What was moved on one path.
+    /// Returns the payload that was moved on one path.
     pub(crate) fn traffic(&self, path: PathKind) -> Traffic {
         let at = path as usize;
         if at >= PathKind::OF_LANES {
@@ -151,7 +155,8 @@ impl LaneCounters {
     }
 }
 
-/// The counters of a lane, which become part of its peer's when the lane goes.
+/// The counters of a lane's stream. Dropping the meter adds them to the counters of the lane's
+/// peer.
 #[derive(Default)]
 pub(crate) struct LaneMeter {
     counters: Arc<LaneCounters>,
@@ -159,7 +164,8 @@ pub(crate) struct LaneMeter {
 }
 
 impl LaneMeter {
-    /// Makes the lane one of this peer's.
+    /// Assigns the lane to a peer, whose sums include the lane from then on. Later calls do
+    /// nothing.
     pub(crate) fn belongs_to(&self, peer: &Arc<PeerCounters>) {
         if self.peer.set(Arc::clone(peer)).is_ok() {
             peer.lanes.lock().live.push(Arc::clone(&self.counters));
@@ -175,7 +181,7 @@ impl std::ops::Deref for LaneMeter {
     }
 }
 
-/// Nobody counts any more: whoever did has let go of the lane.
+/// Retires the counters: every thread that wrote them has released the lane.
 impl Drop for LaneMeter {
     fn drop(&mut self) {
         if let Some(peer) = self.peer.get() {
@@ -193,7 +199,7 @@ pub(crate) struct PeerCounters {
 
 struct Lanes {
     live: Vec<Arc<LaneCounters>>,
-    /// What lanes have moved that are gone.
+    /// The sums of lanes that are gone.
     gone: Sums,
 }
 
@@ -225,14 +231,15 @@ impl PeerCounters {
         self.block().add(Cell::count(event), 1);
     }
 
-    /// Counts a chunk that was in flight on a lane that was lost, and moves again.
+    /// Counts a chunk that is moved again because its lane was lost while the chunk was in flight.
     pub(crate) fn retried(&self, bytes: u64) {
         let block = self.block();
         block.add(Cell::count(Count::RetriedChunks), 1);
         block.add(Cell::count(Count::RetriedBytes), bytes);
     }
 
-    /// Counts chunks of a transfer of ours that were moved, where no lane does.
+    /// Counts chunks of this session's transfers that no lane counts: direct copies, and chunks
+    /// that a lost lane had delivered.
     #[inline]
     pub(crate) fn moved(&self, path: PathKind, is_write: bool, chunks: u64, bytes: u64) {
         let side = match is_write {
@@ -261,7 +268,8 @@ impl PeerCounters {
     }
 
     pub(super) fn sums(&self) -> Sums {
-        // With the lock: a lane that goes is counted once.
+        // Hold the lock while adding up: a lane that retires meanwhile would be counted twice, or
+        // not at all.
         let lanes = self.lanes.lock();
         let mut sums = lanes.gone.clone();
         for lane in &lanes.live {
@@ -275,7 +283,7 @@ impl PeerCounters {
     }
 }
 
-/// The block that this thread uses.
+/// Returns the index of the block that this thread adds to.
 #[inline]
 fn own_block() -> usize {
     thread_local! {

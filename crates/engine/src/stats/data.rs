@@ -36,7 +36,7 @@ impl PathKind {
         Self::Local,
     ];
 
-    /// How many of the paths lanes have: the first ones.
+    /// The number of paths that lanes have: the first ones of [`Self::ALL`].
     pub(super) const OF_LANES: usize = 3;
 
     /// The name in metrics.
@@ -52,7 +52,7 @@ impl PathKind {
     }
 }
 
-/// What a transfer does.
+/// The kind of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(usize)]
 pub enum TransferKind {
@@ -94,7 +94,7 @@ pub enum SizeClass {
     UpTo1M,
     /// Up to 16 MiB.
     UpTo16M,
-    /// Larger ones.
+    /// More than 16 MiB.
     Larger,
 }
 
@@ -108,7 +108,7 @@ impl SizeClass {
         Self::Larger,
     ];
 
-    /// The class of a transfer of so many bytes.
+    /// Returns the class of a transfer of `bytes` bytes.
     #[must_use]
     pub fn of(bytes: u64) -> Self {
         match bytes {
@@ -136,9 +136,9 @@ impl SizeClass {
 /// Chunks and the bytes of their payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moved {
-    /// How many chunks.
+    /// The number of chunks.
     pub chunks: u64,
-    /// The bytes of their payload. Framing does not count.
+    /// The bytes of their payload, without framing.
     pub bytes: u64,
 }
 
@@ -155,15 +155,16 @@ impl std::ops::Add for Moved {
 
 /// Payload that was moved on one path.
 ///
-/// `written` and `read` belong to transfers of this session, and each chunk counts once, also where
-/// it was sent again after a lane was lost. Where no transfer has failed or was aborted, their
-/// bytes add up to the sizes of the transfers that have ended. `landed` and `served` belong to
-/// transfers of the peer. Its `written` is `landed` here, as long as the connection lives. Its
-/// `read` is `served` here, but for answers that a lane was lost with: the peer has asked for those
-/// chunks again, and counts them as retried.
+/// `written` and `read` belong to transfers of this session. Each chunk counts once, even if it was
+/// sent again after a lane was lost. If no transfer has failed or was aborted, their bytes add up
+/// to the sizes of the transfers that have ended. `landed` and `served` belong to transfers of the
+/// peer: `landed` equals the peer's `written` while the connection lives. `served` equals the
+/// peer's `read` plus the answers that were lost with a lane: the peer requests those chunks again
+/// and counts them as retried.
 ///
-/// Memory that a process on this host copies is counted by that process alone. Bytes of a short
-/// tagged message travel inside its announcement: they count as bytes of the transfer, not here.
+/// Memory that a process on this host copies directly is counted by that process alone. The bytes
+/// of a short tagged message travel inside its announcement: they count as bytes of the transfer,
+/// not here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
     /// WRITE chunks of this session that are in place at the peer.
@@ -172,19 +173,19 @@ pub struct Traffic {
     pub read: Moved,
     /// WRITE chunks of the peer that are in place here.
     pub landed: Moved,
-    /// READ chunks of the peer that this session has answered: all of the answer was handed to the
+    /// READ chunks of the peer that this session has answered: the whole answer was handed to the
     /// network.
     pub served: Moved,
 }
 
 impl Traffic {
-    /// What left: `written` and `served`.
+    /// Returns what was sent: `written` and `served`.
     #[must_use]
     pub fn sent(&self) -> Moved {
         self.written + self.served
     }
 
-    /// What came: `read` and `landed`.
+    /// Returns what was received: `read` and `landed`.
     #[must_use]
     pub fn received(&self) -> Moved {
         self.read + self.landed
@@ -207,69 +208,70 @@ impl std::ops::Add for Traffic {
 /// Transfers of one kind that this session has posted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransferStats {
-    /// Postings, also those that wait for a connection, and those that were refused at once by the
-    /// state of the peer.
+    /// Transfers that were posted, including those that wait for a connection and those that failed
+    /// at once because of the peer's state.
     pub started: u64,
-    /// Those that ended as done.
+    /// Transfers that ended as done.
     pub completed: u64,
-    /// The bytes of those that ended as done.
+    /// The bytes of the transfers that ended as done.
     pub bytes: u64,
-    /// Those that ended as aborted.
+    /// Transfers that ended as aborted.
     pub aborted: u64,
 }
 
 /// Notifications of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Notified {
-    /// How many.
+    /// The number of notifications.
     pub count: u64,
     /// The bytes of their messages.
     pub bytes: u64,
 }
 
-/// How often a lane, or the lanes of a peer, had to wait. Each wait counts once, however long it
-/// is.
+/// The number of waits of a lane, or of all lanes of a peer. Each wait counts once, however long it
+/// takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneWaits {
-    /// Chunks waited until the peer had settled others: the window was full.
+    /// Waits of chunks for the window: the peer had not settled enough of the chunks in flight.
     pub window: u64,
-    /// The socket took no more bytes: the network, or the peer, was slower.
+    /// Waits for the socket, which accepted no more bytes: the network or the peer was slower.
     pub socket: u64,
-    /// A message waited until the application had taken others.
+    /// Waits of an incoming message until the application had taken earlier ones.
     pub room: u64,
 }
 
-/// How long transfers took, from their posting to their end.
+/// The durations of transfers, from posting to end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Histogram {
-    /// How many took up to 2⁰, 2¹, … 2²⁴ µs, and longer; each transfer is in one bucket.
+    /// The number of transfers that took up to 2⁰, 2¹, … 2²⁴ µs, and longer. Each transfer is in
+    /// one bucket.
     pub counts: [u64; BUCKETS],
-    /// The sum of all, in nanoseconds.
+    /// The sum of all durations, in nanoseconds.
     pub nanos: u64,
 }
 
 impl Histogram {
-    /// How many there were.
+    /// Returns the number of transfers.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The upper bound of a bucket; none for the last.
+    /// Returns the upper bound of a bucket; none for the last.
     #[must_use]
     pub fn bound(bucket: usize) -> Option<Duration> {
         (bucket + 1 < BUCKETS).then(|| Duration::from_micros(1 << bucket))
     }
 
-    /// The mean; none where there was no transfer.
+    /// Returns the mean duration; none if there was no transfer.
     #[must_use]
     pub fn mean(&self) -> Option<Duration> {
         let count = self.count();
         (count > 0).then(|| Duration::from_nanos(self.nanos / count))
     }
 
-    /// The bound of the bucket that the share `quantile` (0 to 1) of transfers is within; none
-    /// where there was no transfer, or it is above all bounds.
+    /// Returns the bound of the bucket within which the share `quantile` (0 to 1) of the transfers
+    /// ended; none if there was no transfer, or if that bucket is the last, which has no bound.
     #[must_use]
     pub fn quantile(&self, quantile: f64) -> Option<Duration> {
         let count = self.count();
@@ -284,7 +286,7 @@ impl Histogram {
     }
 }
 
-/// What the kernel says of a lane.
+/// The kernel's view of a lane.
 pub type KernelStats = TcpInfo;
 
 /// One lane of a connected peer.
@@ -296,47 +298,47 @@ pub struct LaneStats {
     pub local: SocketAddr,
     /// The peer's address.
     pub remote: SocketAddr,
-    /// Whether it has a stream.
+    /// Whether the lane has a stream now.
     pub is_up: bool,
-    /// How many times its stream was lost and another one has taken its place.
+    /// How often the lane's stream was lost and replaced by another.
     pub failovers: u32,
-    /// Bytes that left on its stream, framing included.
+    /// Bytes sent on the lane's stream, framing included.
     pub wire_sent: u64,
-    /// Bytes that came on its stream, framing included.
+    /// Bytes received on the lane's stream, framing included.
     pub wire_received: u64,
-    /// What was moved on its stream, in the order of [`PathKind::ALL`]. With a new stream this
-    /// begins at 0; the peer's sums go on.
+    /// Payload moved on the lane's current stream, in the order of [`PathKind::ALL`]. A new stream
+    /// begins at 0; the sums of the peer continue.
     pub traffic: [Traffic; PathKind::ALL.len()],
-    /// How often it had to wait, since it has this stream.
+    /// The lane's waits on its current stream.
     pub waits: LaneWaits,
-    /// Bytes of this session's chunks that are in flight on it.
+    /// Bytes of this session's chunks that are in flight on the lane.
     pub in_flight: u64,
-    /// Transfers with chunks that wait for their turn on it.
+    /// Transfers with chunks that wait for their turn on the lane.
     pub queued: usize,
-    /// What the kernel says, where that was asked for.
+    /// The kernel's view of the lane, if the reader asked for it.
     pub kernel: Option<KernelStats>,
 }
 
-/// What a session has moved to and from one peer, over all connections.
+/// The traffic between a session and one peer, over all their connections.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PeerStats {
-    /// What the peer calls itself. Sessions of one name share their statistics.
+    /// The peer's name. Sessions of the same name share their statistics.
     pub name: String,
-    /// Whether a connection is there now.
+    /// Whether the peer is connected now.
     pub is_connected: bool,
-    /// How payload travels, where a connection is there.
+    /// How payload travels to the peer, if it is connected.
     pub route: Option<Route>,
     /// Transfers that this session has posted, in the order of [`TransferKind::ALL`].
     pub transfers: [TransferStats; TransferKind::ALL.len()],
-    /// Those of them that have failed.
+    /// Failures of these transfers, by cause.
     pub failures: Failures,
-    /// How long those took that ended as done, in the order of [`SizeClass::ALL`].
+    /// The durations of transfers that ended as done, in the order of [`SizeClass::ALL`].
     pub latency: [Histogram; SizeClass::ALL.len()],
-    /// What was moved, in the order of [`PathKind::ALL`].
+    /// Payload that was moved, in the order of [`PathKind::ALL`].
     pub traffic: [Traffic; PathKind::ALL.len()],
-    /// Chunks of transfers of this session that were in flight on a lane that was lost, and that
-    /// were moved again: sent again, or asked for again.
+    /// Chunks of this session's transfers that were moved again, because their lane was lost while
+    /// they were in flight: sent again, or requested again.
     pub retried: Moved,
     /// Notifications that were handed to a connection, each once.
     pub notifications_sent: Notified,
@@ -348,11 +350,11 @@ pub struct PeerStats {
     pub connections_lost: u64,
     /// Streams of lanes that were lost while their connection went on.
     pub lanes_lost: u64,
-    /// Streams that have taken the place of lost ones.
+    /// Streams that have replaced lost ones.
     pub lanes_rejoined: u64,
-    /// How often its lanes had to wait.
+    /// The waits of the peer's lanes.
     pub waits: LaneWaits,
-    /// Bytes of messages that were sent and that the peer may not have.
+    /// Bytes of messages that were sent and that the peer may not have received yet.
     pub queued_bytes: u64,
     /// The lanes of the current connection.
     pub lanes: Vec<LaneStats>,
@@ -411,70 +413,70 @@ impl PeerStats {
         }
     }
 
-    /// Transfers of one kind that this session has posted.
+    /// Returns the transfers of one kind that this session has posted.
     #[must_use]
     pub fn transfers(&self, kind: TransferKind) -> TransferStats {
         self.transfers[kind as usize]
     }
 
-    /// What was moved on one path.
+    /// Returns the payload that was moved on one path.
     #[must_use]
     pub fn path(&self, path: PathKind) -> Traffic {
         self.traffic[path as usize]
     }
 
-    /// What was moved on all paths.
+    /// Returns the payload that was moved on all paths.
     #[must_use]
     pub fn total(&self) -> Traffic {
         let all = self.traffic.into_iter();
         all.fold(Traffic::default(), |sum, traffic| sum + traffic)
     }
 
-    /// Transfers that were started and have not ended.
+    /// Returns the number of transfers that were started and have not ended.
     #[must_use]
     pub fn in_flight(&self) -> u64 {
         let started: u64 = self.transfers.iter().map(|t| t.started).sum();
         let ended: u64 = self.transfers.iter().map(|t| t.completed + t.aborted).sum();
-        // Read one after the other: an end may be seen whose start is not.
+        // Counters are read one after the other: an end may be seen whose start is not.
         started.saturating_sub(ended + self.failures.total())
     }
 }
 
-/// What a session has done since it was made.
+/// The statistics of a session since it was opened.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SessionStats {
-    /// What the session calls itself.
+    /// The session's name.
     pub name: String,
-    /// Each peer that the session knows, the session itself, and those that went away last; ordered
-    /// by name.
+    /// All peers that the session knows, the session itself, and the peers that went away last,
+    /// ordered by name.
     pub peers: Vec<PeerStats>,
-    /// The sums of peers that went away before those; its name is empty.
+    /// The sum of the peers that went away earlier. Its name is empty.
     pub gone: PeerStats,
-    /// How often a payload had to wait for a pinned slot. Each wait counts once.
+    /// The number of waits of payload for a pinned slot. Each wait counts once.
     pub slot_waits: u64,
 }
 
 impl SessionStats {
-    /// The statistics of a peer.
+    /// Returns the statistics of a peer.
     #[must_use]
     pub fn peer(&self, name: &str) -> Option<&PeerStats> {
         self.peers.iter().find(|peer| peer.name == name)
     }
 
-    /// Peers, and those that are gone as one.
+    /// Returns all peers, and the sum of the peers that went away earlier.
     pub fn all(&self) -> impl Iterator<Item = &PeerStats> {
         self.peers.iter().chain([&self.gone])
     }
 
-    /// What was moved on all paths, to and from all peers.
+    /// Returns the payload that was moved on all paths, to and from all peers.
     #[must_use]
     pub fn total(&self) -> Traffic {
         let all = self.all().map(PeerStats::total);
         all.fold(Traffic::default(), |sum, traffic| sum + traffic)
     }
 
-    /// Transfers of one kind that the session has posted.
+    /// Returns the transfers of one kind that the session has posted.
     #[must_use]
     pub fn transfers(&self, kind: TransferKind) -> TransferStats {
         let mut sum = TransferStats::default();
@@ -493,13 +495,13 @@ impl SessionStats {
         sum
     }
 
-    /// Transfers that have failed.
+    /// Returns the number of transfers that have failed.
     #[must_use]
     pub fn failed(&self) -> u64 {
         self.all().map(|peer| peer.failures.total()).sum()
     }
 
-    /// Transfers that were started and have not ended.
+    /// Returns the number of transfers that were started and have not ended.
     #[must_use]
     pub fn in_flight(&self) -> u64 {
         self.all().map(PeerStats::in_flight).sum()

@@ -34,19 +34,19 @@ impl Failures {
         causes.position(|known| *known == cause).expect("complete")
     }
 
-    /// How many have failed for this cause.
+    /// Returns the number of transfers that failed for this cause.
     #[must_use]
     pub fn of(&self, cause: ErrorKind) -> u64 {
         self.counts[Self::index(cause)]
     }
 
-    /// How many have failed.
+    /// Returns the number of transfers that failed.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The name of a cause in metrics.
+    /// Returns the name of a cause in metrics.
     #[must_use]
     pub fn label(cause: ErrorKind) -> &'static str {
         match cause {

@@ -1,56 +1,57 @@
-//! What limits the rate to a peer, in words: a pure function of what was observed for a while.
+//! Finds out what limits the rate to a peer: a pure function of observations over an interval.
 
 use std::fmt;
 use std::time::Duration;
 
 use super::data::{LaneStats, Moved, PathKind, PeerStats};
 
-/// What was observed of one peer for a while.
+/// Observations of one peer over an interval.
 ///
-/// [`Sample::between`] makes one from two readings of the statistics; what those do not tell (the
-/// speed of the network, the use of the CPU) is added by whoever knows it, as
-/// [`ProcessStats::sample`](super::ProcessStats::sample) does.
+/// [`Sample::between`] makes a sample from two readings of the statistics. The speed of the network
+/// and the use of the CPU are not part of those:
+/// [`ProcessStats::sample`](super::ProcessStats::sample) adds them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
-    /// For how long.
+    /// The length of the interval.
     pub elapsed: Duration,
-    /// Payload that was moved, in the direction that is looked at: that in which more was moved.
+    /// Payload that was moved in the direction under observation, which is the one that moved more.
     pub bytes: u64,
-    /// Chunks of it.
+    /// Chunks of this payload.
     pub chunks: u64,
-    /// Whether that direction is towards this side. The kernel's view of lanes is then with the peer.
+    /// Whether the direction is towards this side. The lanes' kernel counters that matter are then
+    /// those of the peer.
     pub is_receiving: bool,
-    /// The path that moved most of it.
+    /// The path that moved most of this payload.
     pub path: Option<PathKind>,
-    /// What the interfaces can move in that direction, in bytes a second, where that is known.
+    /// What the interfaces can move in this direction, in bytes per second, if known.
     pub network: Option<f64>,
-    /// How busy the busiest thread was that moves bytes, from 0 to 1, where that is known.
+    /// How busy the busiest thread that moves bytes was, from 0 to 1, if known.
     pub cpu: Option<f64>,
-    /// How busy the CPUs of this machine were, from 0 to 1, where that is known.
+    /// How busy the CPUs of this machine were, from 0 to 1, if known.
     pub cores: Option<f64>,
-    /// Lanes that have moved a share worth mentioning.
+    /// Lanes that moved a substantial share of the bytes.
     pub lanes: usize,
     /// Whether the peer is on this host.
     pub is_local: bool,
-    /// How often payload waited for a pinned slot.
+    /// Waits of payload for a pinned slot.
     pub slot_waits: u64,
-    /// Segments that were sent again.
+    /// TCP segments that were retransmitted.
     pub retransmits: u64,
-    /// How long lanes had something to send, all lanes together.
+    /// How long lanes had something to send, added up over all lanes.
     pub busy: Duration,
-    /// How long of that the peer's receive window was full.
+    /// How much of `busy` the peer's receive window was full.
     pub receiver_limited: Duration,
-    /// How long of that the send buffer was too small.
+    /// How much of `busy` the send buffer was too small.
     pub buffer_limited: Duration,
     /// The mean round trip of the lanes.
     pub round_trip: Duration,
-    /// The mean of their shortest round trips of the last minutes.
+    /// The mean of the lanes' minimal round trips, as the kernel keeps them over the last minutes.
     pub least_round_trip: Duration,
 }
 
 impl Sample {
-    /// Makes a sample from two readings of one peer that were taken `elapsed` apart, with the
-    /// kernel's view. `slot_waits` are those of the session.
+    /// Makes a sample from two readings of one peer that were taken `elapsed` apart. The readings
+    /// include the kernel's view of lanes; `slot_waits` counts those of the session in that time.
     #[must_use]
     pub fn between(
         before: &PeerStats,
@@ -87,10 +88,10 @@ impl Sample {
         sample
     }
 
-    /// Adds what is known of the lanes that have moved a share worth mentioning: acknowledgements
-    /// and messages alone do not count.
+    /// Adds the lanes that moved a substantial share of the bytes. Lanes that carried only
+    /// acknowledgements and messages do not count.
     fn add_lanes(&mut self, before: &PeerStats, after: &PeerStats) {
-        /// Less than this part of all bytes is not worth mentioning.
+        /// The share of all bytes, as 1 / `LITTLE`, below which a lane does not count.
         const LITTLE: u64 = 64;
         let same = |lane: &LaneStats, old: &&LaneStats| {
             (old.local, old.remote) == (lane.local, lane.remote)
@@ -126,7 +127,7 @@ impl Sample {
         self.least_round_trip /= count;
     }
 
-    /// Adds what was observed of the same peer at another time.
+    /// Adds a sample of the same peer from another interval.
     pub fn add(&mut self, other: &Self) {
         let (own, more) = (self.elapsed.as_secs_f64(), other.elapsed.as_secs_f64());
         let mean = |a: f64, b: f64| match own + more > 0.0 {
@@ -165,7 +166,7 @@ impl Sample {
         self.bytes as f64 / self.elapsed.as_secs_f64()
     }
 
-    /// The share of the time that lanes had something to send.
+    /// Returns a duration as a share of the time that lanes had something to send.
     fn share(&self, part: Duration) -> f64 {
         match self.busy.is_zero() {
             true => 0.0,
@@ -173,16 +174,17 @@ impl Sample {
         }
     }
 
-    /// Says what limits.
+    /// Returns what limits the rate.
     #[must_use]
     pub fn limit(&self) -> Limit {
-        /// A share from which on something counts as full.
+        /// The share from which on a resource counts as full.
         const FULL: f64 = 0.9;
-        /// The same for all CPUs together, of which some idle a little in any case.
+        /// The same for all CPUs together, some of which always idle a little.
         const ALL: f64 = 0.95;
-        /// A share of the time from which on a wait matters.
+        /// The share of the time from which on a wait matters.
         const MUCH: f64 = 0.3;
-        /// A share of the time that a lane must be busy, or it waits for the application.
+        /// The share of the time that a lane must be busy; below it, the lane waits for the
+        /// application.
         const BUSY: f64 = 0.5;
         if self.bytes == 0 || self.elapsed.is_zero() {
             return Limit::Nothing;
@@ -195,10 +197,10 @@ impl Sample {
             self.path,
             Some(PathKind::SameHost | PathKind::Local | PathKind::Plugin)
         );
-        // Each lane may be busy for all of the time.
+        // Each lane may be busy for the whole interval.
         let busy = self.busy.as_secs_f64() / self.elapsed.as_secs_f64();
         let is_idle = !self.busy.is_zero() && busy < BUSY * self.lanes.max(1) as f64;
-        // Before the CPU: what waits in the network does not wait for a CPU.
+        // Check congestion before the CPU: bytes that wait in the network do not wait for a CPU.
         if is_on_lanes && !self.is_receiving && !is_idle && self.is_queueing() {
             return Limit::Congestion {
                 rate,
@@ -227,7 +229,8 @@ impl Sample {
         if self.share(self.buffer_limited) >= MUCH {
             return Limit::SendBuffer;
         }
-        // One in ten thousand packets is where loss begins to show.
+        // Loss matters from about one packet in ten thousand; 1448 is the usual payload of a
+        // packet.
         if self.retransmits > 0 && self.retransmits * 10_000 * 1448 > self.bytes {
             let retransmits = self.retransmits;
             return Limit::Loss { retransmits };
@@ -239,10 +242,10 @@ impl Sample {
         }
     }
 
-    /// Whether bytes wait in the network: round trips take much longer than they could. Within a
-    /// host that is for want of a CPU.
+    /// Returns whether bytes wait in the network: round trips take much longer than the shortest
+    /// ones. Within a host, long round trips mean that a CPU is missing.
     fn is_queueing(&self) -> bool {
-        /// Also a scheduler makes a round trip longer, by about this.
+        /// Round trips vary by about this much because of the scheduler alone.
         const NOISE: Duration = Duration::from_micros(500);
         let least = self.least_round_trip;
         let is_long = self.round_trip >= 3 * least && self.round_trip >= least + NOISE;
@@ -257,9 +260,9 @@ pub enum Limit {
     Nothing,
     /// The network is full.
     Network {
-        /// Bytes a second that were moved.
+        /// Bytes per second that were moved.
         rate: f64,
-        /// Bytes a second that it can move.
+        /// Bytes per second that the interfaces can move.
         network: f64,
     },
     /// A thread of this process is busy all the time.
@@ -268,13 +271,13 @@ pub enum Limit {
     Cores,
     /// Payload of devices waits for pinned slots.
     Slots,
-    /// The peer does not take bytes as fast as they come.
+    /// The peer's receive window is full: the peer does not read fast enough.
     PeerWindow,
     /// The send buffer of this end is too small.
     SendBuffer,
     /// The network is full: bytes wait in its queues.
     Congestion {
-        /// Bytes a second that were moved.
+        /// Bytes per second that were moved.
         rate: f64,
         /// The mean round trip.
         round_trip: Duration,
@@ -283,7 +286,7 @@ pub enum Limit {
     },
     /// The network loses packets.
     Loss {
-        /// Segments that were sent again.
+        /// TCP segments that were retransmitted.
         retransmits: u64,
     },
     /// Lanes were idle: there was not enough to send.
@@ -298,7 +301,7 @@ pub enum Limit {
     Unknown,
 }
 
-/// A few words, with what to do where something can be done.
+/// Describes the limit in a few words, and names the remedy if there is one.
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gbits = |rate: &f64| rate * 8e-9;
@@ -306,7 +309,8 @@ impl fmt::Display for Limit {
             Self::Nothing => f.write_str("nothing was moved"),
             Self::Network { rate, network } => {
                 let (rate, network) = (gbits(rate), gbits(network));
-                // Speeds are whole numbers, but for 2.5 Gbit/s and less than 1.
+                // Speeds of links are whole numbers of Gbit/s, except for 2.5 and for speeds below
+                // 1.
                 let precision = usize::from(network.fract() > 0.05);
                 write!(f, "the network: {rate:.1} of {network:.precision$} Gbit/s")
             }
@@ -372,7 +376,7 @@ mod tests {
                 Sample {
                     bytes: 1_200_000_000,
                     network: Some(1.25e9),
-                    // Also true, and not what limits.
+                    // True as well, and not the limit.
                     cpu: Some(1.0),
                     ..busy()
                 },
@@ -427,7 +431,7 @@ mod tests {
                     bytes: 25_000_000,
                     round_trip: SECOND / 40,
                     least_round_trip: SECOND / 2000,
-                    // What fills queues also overflows them.
+                    // Full queues also overflow.
                     retransmits: 100,
                     ..busy()
                 },
@@ -436,7 +440,7 @@ mod tests {
             (
                 Sample {
                     busy: SECOND / 2,
-                    // Of the little that there is to send.
+                    // Only the few bytes that there are to send waited in queues.
                     round_trip: SECOND / 40,
                     least_round_trip: SECOND / 2000,
                     ..busy()
@@ -461,7 +465,7 @@ mod tests {
             (
                 Sample {
                     is_receiving: true,
-                    // Those of what this side sends.
+                    // About bytes that this side sends, which are not under observation.
                     receiver_limited: 4 * SECOND,
                     lanes: 1,
                     ..busy()

@@ -1,4 +1,4 @@
-//! What one transfer is counted by.
+//! Counts one transfer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ pub(crate) enum Outcome {
     Aborted,
 }
 
-/// Counts one transfer: that it was started, and how it has ended.
+/// Counts one transfer: its start and its end.
 #[derive(Debug)]
 pub(crate) struct Meter {
     peer: Arc<PeerCounters>,
@@ -33,8 +33,7 @@ impl std::fmt::Debug for PeerCounters {
 }
 
 impl Meter {
-    /// Counts a transfer that starts now. Whoever makes a meter sees to it that [`Meter::end`] is
-    /// called once.
+    /// Counts a transfer that starts now. The caller must call [`Meter::end`] exactly once.
     pub(crate) fn start(
         peer: &Arc<PeerCounters>,
         kind: TransferKind,
@@ -50,7 +49,7 @@ impl Meter {
         }
     }
 
-    /// Sets the bytes of a transfer that are known only later.
+    /// Sets the size of a transfer that was not known when it started.
     pub(crate) fn set_bytes(&self, bytes: u64) {
         self.bytes.store(bytes, Ordering::Relaxed);
     }
@@ -74,8 +73,8 @@ impl Meter {
     }
 }
 
-/// The bucket of a duration: the first whose bound, 2 to the power of its index µs, is not below
-/// it.
+/// Returns the bucket of a duration: the first whose bound, 2 to the power of its index in µs, is
+/// not below the duration.
 fn bucket(nanos: u64) -> usize {
     let micros = nanos.div_ceil(1000).max(1);
     let index = u64::BITS - (micros - 1).leading_zeros();

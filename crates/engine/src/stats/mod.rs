@@ -1,26 +1,27 @@
-//! Counters: what a session has moved, on which path, how it ended and what it waited for.
+//! Counters of a session: what moved on which path, how transfers ended, and what they waited for.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | `cells` | the layout of one peer's counters, and their sums |
 //! | `counters` | the counters that threads write: of a lane, of a peer |
-//! | `meter` | what one transfer is counted by |
+//! | `meter` | the start and the end of one transfer |
 //! | `book` | the counters of all peers of a session, present and gone |
 //! | `data` | the plain data that applications read |
 //! | `failures` | failed transfers by cause |
 //! | `route` | the way to a connected peer |
-//! | `text` | the same as lines for people |
-//! | `openmetrics` | the same as OpenMetrics text |
+//! | `text` | statistics as lines for people |
+//! | `openmetrics` | statistics as OpenMetrics text |
 //! | `process` | a process as it describes itself to `tcpx top` |
 //! | `serve` | the threads that hand statistics to scrapers and to `tcpx top` |
 //! | `limits` | what limits a peer, in words |
 //!
-//! Counting takes no lock and shares no cache line between lanes: the counters of a lane's half are
-//! written by the holder of that half's lock, with plain loads and stores; what belongs to a whole
-//! peer is spread over a few blocks, of which each thread uses one. Reading adds them up.
+//! Counting takes no lock and shares no cache line between lanes. The counters of half a lane are
+//! written under the lock of that half, with plain loads and stores. Counters of a whole peer are
+//! spread over a few blocks, of which each thread uses one. A reader adds them up.
 //!
-//! Counters outlive what they count. A lane that goes adds its counters to its peer's, and a peer
-//! that goes is kept by its name; of peers that are gone only the last 64 are kept apart.
+//! Counters outlive the things that they count. A lane that goes adds its counters to those of its
+//! peer; a peer that goes is kept by its name. The last 64 peers that went are kept apart, older
+//! ones as one sum.
 
 mod book;
 mod cells;

@@ -11,9 +11,9 @@ use crate::config::TransportKind;
 
 /// Writes the statistics of sessions as OpenMetrics 1.0 text.
 ///
-/// Each sample has the label `session`, and `peer` where it belongs to one. Peers that went away
-/// long ago are one, with an empty name: its counters grow by all that such a peer has counted, so
-/// that rates leave it out. Paths and classes that were never used have no samples.
+/// Each sample has the label `session`, and `peer` if it belongs to one. Peers that went away long
+/// ago are summed up as one with an empty name. That sum grows by all counts of a peer at once, so
+/// leave it out of rates. Paths and size classes that were never used have no samples.
 #[must_use]
 pub fn openmetrics(sessions: &[SessionStats]) -> String {
     let mut out = Page::default();
@@ -66,7 +66,7 @@ impl Page {
     }
 }
 
-/// Something with the labels that its samples have.
+/// A peer, and the labels of its samples.
 type Labelled<'a> = (String, &'a PeerStats);
 
 /// Escapes a label's value.
@@ -83,7 +83,7 @@ fn escaped(value: &str) -> String {
     out
 }
 
-/// Gives each session labels of its own, also where several have one name.
+/// Gives each session a label of its own, even if several sessions have the same name.
 fn with_labels(sessions: &[SessionStats]) -> Vec<(String, &SessionStats)> {
     let label = |(index, session): (usize, &SessionStats)| {
         let earlier = sessions[..index].iter();
@@ -140,7 +140,7 @@ fn routes(out: &mut Page, peers: &[Labelled<'_>]) {
     }
 }
 
-/// Direction and initiator of what was moved, in the order of the fields of
+/// Direction and initiator of moved payload, in the order of the fields of
 /// [`Traffic`](super::Traffic).
 const SIDES: [(&str, &str); 4] = [
     ("sent", "self"),
@@ -233,7 +233,7 @@ fn transfers(out: &mut Page, peers: &[Labelled<'_>]) {
     let mores = Failures::CAUSES.map(|cause| format!(",cause=\"{}\"", Failures::label(cause)));
     for (labels, peer) in peers {
         for (cause, more) in Failures::CAUSES.into_iter().zip(&mores) {
-            // Also where it is 0: the rate of a series that begins with 1 misses that one.
+            // Write zeros too: the rate of a series that begins with 1 misses that first failure.
             let count = peer.failures.of(cause);
             out.sample("tcpx_transfers_failed_total", labels, more, count);
         }
@@ -256,7 +256,7 @@ fn latency(out: &mut Page, peers: &[Labelled<'_>]) {
     });
     let bounds: Vec<String> = bounds.collect();
     let sizes = SizeClass::ALL.map(|class| format!(",size=\"{}\"", class.label()));
-    // The most numerous samples by far: their labels are made once.
+    // Make the labels once: these samples are the most numerous by far.
     let of_size = |size: &String| {
         let bounds = bounds.iter();
         bounds
@@ -465,7 +465,7 @@ fn kernel(out: &mut Page, lanes: &[(String, &LaneStats)]) {
             "tcpx_lane_app_limited",
             "gauge",
             None,
-            "Whether that rate was limited by how fast there was something to send.",
+            "Whether the delivery rate was limited by the application, which had little to send.",
             |k| f64::from(u8::from(k.is_app_limited)),
         ),
         (
@@ -493,21 +493,21 @@ fn kernel(out: &mut Page, lanes: &[(String, &LaneStats)]) {
             "tcpx_lane_busy_seconds",
             "counter",
             Some("seconds"),
-            "Time with something to send.",
+            "Time that the lane had something to send.",
             |k| k.busy.as_secs_f64(),
         ),
         (
             "tcpx_lane_receiver_limited_seconds",
             "counter",
             Some("seconds"),
-            "Time of that with a full receive window at the peer.",
+            "Time that the lane had something to send and the peer's receive window was full.",
             |k| k.receiver_limited.as_secs_f64(),
         ),
         (
             "tcpx_lane_buffer_limited_seconds",
             "counter",
             Some("seconds"),
-            "Time of that with a send buffer that was too small.",
+            "Time that the lane had something to send and its send buffer was too small.",
             |k| k.buffer_limited.as_secs_f64(),
         ),
     ];

@@ -11,29 +11,28 @@ use tcpx_net::process::{MachineTime, ThreadTime, thread_times};
 use super::data::{LaneStats, PeerStats, SessionStats};
 use super::limits::Sample;
 
-/// Names of the threads that move bytes, as they begin.
+/// Prefixes of the names of threads that move bytes.
 const MOVERS: [&str; 2] = ["tcpx-worker", "tcpx-express"];
 
-/// What a process says of itself, at one moment.
+/// A description of a process at one moment, by the process itself.
 ///
-/// Two readings of one process, one after the other, tell what limits each of its peers
-/// ([`ProcessStats::sample`]).
+/// Two readings of one process tell what limits each of its peers ([`ProcessStats::sample`]).
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ProcessStats {
-    /// The version of tcpx in it.
+    /// The version of tcpx in the process.
     pub version: String,
-    /// Its number, as it sees itself.
+    /// The process ID, in the PID namespace of the process.
     pub pid: u32,
-    /// The program and its first word, without folders.
+    /// The program and the first word of its arguments, without folders.
     pub command: String,
     /// When this was read, on a clock of the process.
     pub at: Duration,
-    /// What its threads use.
+    /// The CPU time of its threads and of the machine.
     pub cpu: CpuTimes,
-    /// The interfaces that it sees.
+    /// The network interfaces that the process sees.
     pub interfaces: Vec<Nic>,
-    /// Its sessions.
+    /// The sessions of the process.
     pub sessions: Vec<SessionReading>,
 }
 
@@ -41,7 +40,7 @@ pub struct ProcessStats {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SessionReading {
-    /// Tells the sessions of a process apart.
+    /// A number that is unique among the sessions of the process.
     pub id: u64,
     /// The session's statistics.
     pub stats: SessionStats,
@@ -61,11 +60,11 @@ pub struct CpuTimes {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Nic {
-    /// Its name, such as `eth0`.
+    /// The name, such as `eth0`.
     pub name: String,
-    /// Its speed in Mbit/s, where there is hardware that has one.
+    /// The speed in Mbit/s, if the interface is hardware and reports one.
     pub speed_mbps: Option<u32>,
-    /// Its addresses.
+    /// The addresses of the interface.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -73,7 +72,8 @@ impl From<&Interface> for Nic {
     fn from(found: &Interface) -> Self {
         Self {
             name: found.name.clone(),
-            // Virtual interfaces name a speed that means nothing: each veth says 10 Gbit/s.
+            // Ignore the speed of virtual interfaces, which means nothing: each veth reports 10
+            // Gbit/s.
             speed_mbps: found.speed_mbps.filter(|_| !found.is_virtual()),
             addresses: found.addresses.iter().map(|address| address.ip).collect(),
         }
@@ -81,7 +81,7 @@ impl From<&Interface> for Nic {
 }
 
 impl ProcessStats {
-    /// Describes this process, with these sessions.
+    /// Describes this process and the given sessions.
     #[must_use]
     pub fn of_this_process(sessions: Vec<SessionReading>) -> Self {
         let interfaces = discover().unwrap_or_default();
@@ -96,21 +96,21 @@ impl ProcessStats {
         }
     }
 
-    /// Describes this process with one session.
+    /// Describes this process and one session.
     #[must_use]
     pub fn with_session(stats: SessionStats) -> Self {
         Self::of_this_process(vec![SessionReading { id: 0, stats }])
     }
 
-    /// The session of that number.
+    /// Returns the session with this number.
     #[must_use]
     pub fn session(&self, id: u64) -> Option<&SessionStats> {
         let found = self.sessions.iter().find(|session| session.id == id);
         found.map(|session| &session.stats)
     }
 
-    /// Compares one peer of a session in this reading with an earlier one; none where either does
-    /// not have it.
+    /// Compares one peer of a session with an earlier reading; none if the peer is missing in
+    /// either.
     #[must_use]
     pub fn sample(&self, before: &Self, session: u64, peer: &str) -> Option<Sample> {
         let (then, now) = (before.session(session)?, self.session(session)?);
@@ -127,7 +127,7 @@ impl ProcessStats {
         Some(sample)
     }
 
-    /// The interface that a lane uses; none where the other end is on this host, or where the
+    /// Returns the interface that a lane uses; none if the other end is on this host, or if the
     /// interface is gone.
     #[must_use]
     pub fn interface_of(&self, lane: &LaneStats) -> Option<&Nic> {
@@ -143,7 +143,8 @@ impl ProcessStats {
         self.interfaces.iter().find(has)
     }
 
-    /// What the interfaces of a peer's lanes can move, in bytes a second, where all of them say.
+    /// Returns what the interfaces of a peer's lanes can move, in bytes per second; none if one of
+    /// them reports no speed.
     fn network_of(&self, peer: &PeerStats) -> Option<f64> {
         let mut used: Vec<&Nic> = Vec::new();
         for lane in peer.lanes.iter().filter(|lane| lane.is_up) {
@@ -163,7 +164,7 @@ impl ProcessStats {
 }
 
 impl CpuTimes {
-    /// Reads what the threads of this process have used.
+    /// Reads the CPU time that the threads of this process have used.
     #[must_use]
     pub fn now() -> Self {
         let mut threads = thread_times("tcpx-");
@@ -174,7 +175,7 @@ impl CpuTimes {
         }
     }
 
-    /// How busy the busiest thread was since an earlier reading, from 0 to 1.
+    /// Returns how busy the busiest thread was since an earlier reading, from 0 to 1.
     fn busiest_since(&self, before: &Self, elapsed: Duration) -> Option<f64> {
         let used = |thread: &ThreadTime| {
             let old = before.threads.iter().find(|old| old.id == thread.id)?;
@@ -185,17 +186,18 @@ impl CpuTimes {
     }
 }
 
-/// The time since the process first asked for it.
+/// Returns the time since the first call in this process.
 fn now() -> Duration {
     static FIRST: OnceLock<Instant> = OnceLock::new();
     FIRST.get_or_init(Instant::now).elapsed()
 }
 
-/// The program and its first word that is no option, without folders: `python3 serve.py`.
+/// Returns the program and its first argument that is no option, without folders:
+/// `python3 serve.py`.
 fn command() -> String {
     let line = std::fs::read("/proc/self/cmdline").unwrap_or_default();
     let line = String::from_utf8_lossy(&line);
-    // A process that starts itself again names this file.
+    // A process that starts itself again has this path in its command line.
     let this = "/proc/self/exe";
     match (line.strip_prefix(this), std::fs::read_link(this)) {
         (Some(rest), Ok(program)) => command_of(&format!("{}{rest}", program.display())),
@@ -207,7 +209,7 @@ fn command_of(line: &str) -> String {
     let mut words = line.split('\0').filter(|word| !word.is_empty());
     let base = |word: &str| word.rsplit('/').next().unwrap_or_default().to_owned();
     let program = words.next().map(base).unwrap_or_default();
-    // `-m MODULE` of Python names what runs, too.
+    // Python's `-m MODULE` also names the program.
     let first = match words.next() {
         Some("-m") => words.next(),
         first => first.filter(|word| !word.starts_with('-')),

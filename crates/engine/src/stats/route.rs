@@ -1,4 +1,4 @@
-//! The way to a connected peer, and whether a better one should have been there.
+//! The path of payload to a connected peer, and why it is not a better one.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use crate::config::TransportKind;
 /// How payload travels to a connected peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
-    /// What carries the payload that is not copied directly.
+    /// The transport of payload that is not copied directly.
     pub transport: TransportKind,
     /// Whether memory is copied directly.
     pub same_host: SameHostUse,
@@ -16,15 +16,16 @@ pub struct Route {
 /// Whether memory of a peer is copied directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SameHostUse {
-    /// Yes.
+    /// Memory is copied directly.
     Used,
-    /// No: the peer is on another host, or in another network namespace.
+    /// The peer is on another host, or in another network namespace.
     OtherHost,
-    /// No: the setting `same_host` is off.
+    /// The setting `same_host` is off.
     Off,
-    /// The two sides have not found each other yet.
+    /// The two sides have not decided yet.
     Undecided,
-    /// No, although the peer is on this host: [`Peer::same_host`](crate::Peer::same_host) says why.
+    /// The peer is on this host, and its memory cannot be copied directly:
+    /// [`Peer::same_host`](crate::Peer::same_host) says why.
     Impossible,
 }
 

@@ -1,10 +1,11 @@
-//! Threads that hand statistics to readers, over HTTP/1.1: `GET /metrics` is OpenMetrics text for
-//! scrapers, and `GET /stats` on a Unix socket is the JSON document of `tcpx top`.
+//! Serves statistics over HTTP/1.1: `GET /metrics` returns OpenMetrics text for scrapers, and
+//! `GET /stats` on a Unix socket returns the JSON document of `tcpx top`.
 //!
-//! There is one for each address that sessions of the process name, and one for the Unix socket,
-//! which all sessions of the process share. A reader costs no transfer anything: it is served by
-//! this thread alone, which takes no lock of a lane for longer than a glance. What a reader can make
-//! the thread keep is bounded: connections, the size of a request, and the time that both may take.
+//! One thread serves each address that sessions of the process name, and one serves the Unix
+//! socket, which all sessions of the process share. Readers do not delay transfers: this thread
+//! alone serves them, and holds the lock of a lane only while it copies a few counters. Limits
+//! bound what a reader can make the thread keep: the number of connections, the size of a request,
+//! and the time for both.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,22 +24,22 @@ use super::process::{ProcessStats, SessionReading};
 use crate::config::MetricsAddress;
 use crate::log::limited;
 
-/// The name of the folders in which processes have the sockets of `tcpx top`, for
+/// The name of the folders that hold the sockets of `tcpx top`, for
 /// [`Folder::places`](tcpx_net::Folder::places).
 pub const FOLDER: &str = "tcpx";
 
-/// Connections that are served at the same time; further ones wait in the kernel.
+/// The limit for connections that are served at the same time; further ones wait in the kernel.
 const MAX_CLIENTS: usize = 16;
-/// The longest request.
+/// The largest request, in bytes.
 const MAX_REQUEST: usize = 8 << 10;
 /// How long a connection may take for its request and its answer.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 10 });
 /// The token of the listener; those of clients follow.
 const LISTENER: u64 = 0;
 
-/// Something that has statistics.
+/// A provider of statistics.
 pub(crate) trait Source: Send + Sync {
-    /// Reads them, with the kernel's view.
+    /// Reads the statistics, with the kernel's view of lanes.
     fn read(&self) -> SessionStats;
 }
 
@@ -52,21 +53,22 @@ pub(crate) enum Asked {
 }
 
 impl Asked {
-    /// The folders of this user, for `tcpx top`.
+    /// Names the folders of this user, for `tcpx top`.
     pub(crate) fn top() -> Self {
         Self::Top(Folder::places(FOLDER))
     }
 }
 
-/// The servers of this process, by what was asked for.
+/// The servers of this process, one per address or socket.
 static SERVERS: Mutex<Vec<Arc<Server>>> = Mutex::new(Vec::new());
 
-/// How long the list of servers is waited for. It is held for moments only, but a child may have
-/// been forked in such a moment: it goes without.
+/// How long to wait for the list of servers. Threads hold its lock for moments only, but a child
+/// that was forked at such a moment inherits a lock that stays taken: the child continues without a
+/// server.
 const LIST_TIME: Duration = Duration::from_secs(1);
 
 struct Server {
-    /// A forked child does not have its parent's threads.
+    /// The process that started the thread. A forked child does not have its parent's threads.
     process: u32,
     asked: Asked,
     sources: Mutex<Vec<(u64, Weak<dyn Source>)>>,
@@ -75,7 +77,8 @@ struct Server {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Keeps a source served. Dropping it ends that, and the server with its last source.
+/// Keeps a source served. Dropping the registration removes the source, and the last one ends the
+/// server.
 pub(crate) struct Registration {
     server: Arc<Server>,
     /// The number of the source.
@@ -98,7 +101,7 @@ impl Drop for Registration {
         self.server.is_over.store(true, Ordering::Release);
         self.server.waker.wake();
         let thread = self.server.thread.lock().take();
-        // Its last source may go on the thread itself, which was reading it.
+        // The last source may be dropped on the thread itself, which was reading it.
         let is_other =
             |thread: &JoinHandle<()>| thread.thread().id() != std::thread::current().id();
         if let Some(thread) = thread.filter(is_other) {
@@ -107,8 +110,7 @@ impl Drop for Registration {
     }
 }
 
-/// Serves the statistics of a source. If that fails, the log says so: a session without metrics is
-/// better than none.
+/// Serves the statistics of a source. A failure is logged: the session works without metrics.
 pub(crate) fn register(asked: Asked, source: Weak<dyn Source>) -> Option<Registration> {
     let error = match try_register(&asked, source) {
         Ok(registration) => return Some(registration),
@@ -178,10 +180,10 @@ fn try_register(asked: &Asked, source: Weak<dyn Source>) -> io::Result<Registrat
     Ok(Registration { server, id })
 }
 
-/// What readers connect to.
+/// The listener that readers connect to.
 struct Door {
     listener: Listener,
-    /// The name of a Unix socket, and where it is.
+    /// The folder and the file name, if the listener is a Unix socket.
     name: Option<(Folder, String)>,
 }
 
@@ -197,7 +199,7 @@ impl Door {
             }
             Asked::Top(places) => {
                 let folder = Folder::make(places)?;
-                // Another PID namespace may have a process of the same number.
+                // Add random digits: another PID namespace may have a process with the same ID.
                 let mut random = [0; 8];
                 getrandom::fill(&mut random).map_err(io::Error::other)?;
                 let (process, random) = (std::process::id(), u64::from_ne_bytes(random));
@@ -224,7 +226,7 @@ impl Drop for Door {
     }
 }
 
-/// Listens at the first port of the range that is free.
+/// Listens at the first free port of the range.
 fn bind(asked: MetricsAddress) -> io::Result<Listener> {
     let options = SocketOptions {
         buffer_bytes: 0,
@@ -241,7 +243,7 @@ fn bind(asked: MetricsAddress) -> io::Result<Listener> {
     Err(last)
 }
 
-/// The thread.
+/// The state of the serving thread.
 struct Loop {
     server: Arc<Server>,
     poller: Poller,
@@ -250,7 +252,7 @@ struct Loop {
     next: u64,
 }
 
-/// One connection of a scraper.
+/// One connection of a reader.
 struct Client {
     token: u64,
     stream: Stream,
@@ -265,14 +267,15 @@ struct Client {
 impl Loop {
     fn run(mut self) {
         if let Some((folder, _)) = &self.door.name {
-            // Fails only where the folder is gone.
+            // Ignore failures: the sweep fails only if the folder is gone.
             let _ = folder.sweep();
         }
         let mut events = Vec::new();
         while !self.server.is_over.load(Ordering::Acquire) {
             let now = Instant::now();
             self.clients.retain(|client| client.deadline > now);
-            // Those beyond the limit wait in the kernel until one of these has gone.
+            // Accept no more than the limit: further connections wait in the kernel until a client
+            // is done.
             if self.clients.len() < MAX_CLIENTS {
                 let _ = self.poller.arm(&self.door.listener, LISTENER, false);
             }
@@ -332,7 +335,7 @@ impl Loop {
 }
 
 impl Client {
-    /// Goes on; false once all is said.
+    /// Continues with the request or the answer; returns false once the whole answer is sent.
     fn step(&mut self, server: &Server) -> io::Result<bool> {
         if self.answer.is_none() {
             let mut buffer = [0; 2048];
@@ -391,7 +394,7 @@ impl Server {
     }
 }
 
-/// The answer to a whole request.
+/// Returns the answer to a complete request.
 fn answer(request: &[u8], server: &Server) -> Vec<u8> {
     let line = request.split(|byte| *byte == b'\r').next();
     let line = String::from_utf8_lossy(line.unwrap_or_default());

@@ -21,7 +21,7 @@ fn bytes(count: u64) -> String {
     }
 }
 
-/// One block of lines: the session, then each peer.
+/// Prints one block of lines: the session, then each peer.
 impl fmt::Display for SessionStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (total, in_flight) = (self.total(), self.in_flight());
@@ -42,7 +42,7 @@ impl fmt::Display for SessionStats {
     }
 }
 
-/// A few lines: state, paths, transfers, what went wrong.
+/// Prints a few lines: state, paths, transfers, and problems.
 impl fmt::Display for PeerStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self.name.as_str() {

@@ -7,16 +7,16 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// What is kept free for the end of the file.
+/// Bytes kept free for the end of the file.
 const RESERVED: u64 = 4 << 10;
 
-/// What goes before the first event, between events, and behind the last one. Without the last the
-/// file can be read all the same: a process that is killed leaves it so.
+/// The bytes before the first event, between events, and after the last one. Viewers read the file
+/// without the last: a process that is killed leaves it so.
 const BEGIN: &[u8] = b"[\n";
 const BETWEEN: &[u8] = b",\n";
 const END: &[u8] = b"\n]\n";
 
-/// A file that was completed, and where its last event ends.
+/// A completed file, and the offset at which its last event ends.
 #[derive(Debug)]
 pub(super) struct Finished {
     path: PathBuf,
@@ -24,19 +24,19 @@ pub(super) struct Finished {
     events_end: u64,
 }
 
-/// A file that events are appended to, one a line. Never longer than its limit.
+/// A file that events are appended to, one per line. Never longer than its limit.
 pub(super) struct Output {
     file: File,
     path: PathBuf,
     limit: u64,
-    /// Where the last event ends.
+    /// The offset at which the last event ends.
     end: u64,
     is_empty: bool,
 }
 
 impl Output {
-    /// Opens the file that a setting names, for this process alone. What the process had completed
-    /// is gone on with; whatever else was in the file is lost.
+    /// Opens the file that a setting names, for this process alone. A file that this process had
+    /// completed is continued; any other content of the file is lost.
     pub(super) fn open(
         asked: &Path,
         limit: u64,
@@ -46,7 +46,7 @@ impl Output {
         let mut path = expand(asked, pid);
         let mut opened = lock(&path).map_err(|error| (path.clone(), error))?;
         if opened.is_none() {
-            // Another process writes to it.
+            // Another process writes to the file: use a name with this process ID.
             path = insert(&path, pid);
             opened = lock(&path).map_err(|error| (path.clone(), error))?;
         }
@@ -88,7 +88,7 @@ impl Output {
         Ok(output)
     }
 
-    /// A file of its own to which nothing can be written.
+    /// Makes an output whose file cannot be written.
     #[cfg(test)]
     pub(super) fn broken(file: File) -> Self {
         Self {
@@ -108,7 +108,7 @@ impl Output {
         self.limit
     }
 
-    /// Adds an event to a batch; false where the file would be too long.
+    /// Adds an event to a batch; returns false if the file would exceed its limit.
     pub(super) fn add(&self, batch: &mut Batch, event: &[u8]) -> bool {
         let between = match self.is_empty && batch.bytes.is_empty() {
             true => &[][..],
@@ -123,14 +123,14 @@ impl Output {
         true
     }
 
-    /// Appends a batch. Where that fails the file ends with the last event before it.
+    /// Appends a batch. If that fails, the file ends with the last event before the batch.
     pub(super) fn append(&mut self, batch: &mut Batch) -> io::Result<()> {
         let outcome = self.file.write_all(&batch.bytes);
         if outcome.is_ok() {
             self.end += batch.bytes.len() as u64;
             self.is_empty &= batch.bytes.is_empty();
         } else {
-            // Shorter files need no room.
+            // Truncating succeeds on a full disk, too.
             let _ = self.file.set_len(self.end);
             let _ = self.file.seek(SeekFrom::Start(self.end));
         }
@@ -154,7 +154,7 @@ impl Output {
 #[derive(Default)]
 pub(super) struct Batch {
     bytes: Vec<u8>,
-    /// What is reserved may be used.
+    /// Whether the batch may use the reserved bytes.
     is_last: bool,
 }
 
@@ -171,10 +171,10 @@ impl Batch {
     }
 }
 
-/// Opens a file and locks it; none where another process has. Whoever has a file open by a fork
-/// counts too.
+/// Opens a file and locks it; returns none if another process holds the lock. A forked child that
+/// inherited the file holds it, too.
 fn lock(path: &Path) -> io::Result<Option<File>> {
-    // A pipe would block here until somebody reads.
+    // Opening a pipe would block until another process reads it.
     if path.metadata().is_ok_and(|found| !found.is_file()) {
         let what = "it is there and is not a regular file";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
@@ -187,12 +187,12 @@ fn lock(path: &Path) -> io::Result<Option<File>> {
         .open(path)?;
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => Ok(None),
-        // Some file systems have no locks: then nobody else is noticed.
+        // Some file systems have no locks: another writer is not noticed there.
         Ok(()) | Err(TryLockError::Error(_)) => Ok(Some(file)),
     }
 }
 
-/// Replaces `%p` by the number of the process, and `%%` by a percent sign.
+/// Replaces `%p` by the process ID, and `%%` by a percent sign.
 pub(super) fn expand(asked: &Path, pid: u32) -> PathBuf {
     let mut name = Vec::new();
     let mut rest = asked.as_os_str().as_bytes();
@@ -211,7 +211,7 @@ pub(super) fn expand(asked: &Path, pid: u32) -> PathBuf {
     OsString::from_vec(name).into()
 }
 
-/// Puts the number of the process before the extension of a name.
+/// Inserts the process ID before the extension of a name.
 pub(super) fn insert(path: &Path, pid: u32) -> PathBuf {
     let mut name = path.file_stem().unwrap_or_default().to_owned();
     name.push(format!(".{pid}"));

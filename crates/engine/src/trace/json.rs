@@ -1,12 +1,13 @@
-//! One record as events of the Trace Event Format, which ui.perfetto.dev and chrome://tracing read.
+//! Turns records into events of the Trace Event Format, which ui.perfetto.dev and chrome://tracing
+//! read.
 //!
 //! | track | what is on it |
 //! |---|---|
-//! | a thread of the process | what it does: complete events (`X`) |
-//! | two for each lane, under numbers that no thread has | what it sends, what it receives, what it waits for (`X`) |
-//! | asynchronous (`b`, `n`, `e`) | transfers, chunks of ours in flight, copies by devices: they overlap |
+//! | a thread of the process | what the thread does: complete events (`X`) |
+//! | two for each lane, with numbers that no thread has | what the lane sends, receives and waits for (`X`) |
+//! | asynchronous (`b`, `n`, `e`) | transfers, this session's chunks in flight, copies by devices: they overlap |
 //!
-//! Flows (`s`, `t`) lead from the posting of a transfer to its chunks on lanes, in their order.
+//! Flows (`s`, `t`) lead from the posting of a transfer to its chunks on lanes, in order.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -15,10 +16,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::record::{End, Kind, Record, Text, Track, Value};
 use super::tracer::TrackId;
 
-/// Numbers of tracks of lanes are above those of any thread: Linux has none above 2²².
+/// The first track number of lanes, above any thread ID: Linux has none above 2²².
 const FIRST_LANE: u32 = 1 << 23;
 
-/// The names that records refer to.
+/// The texts that records refer to by number.
 #[derive(Default)]
 pub(super) struct Names {
     texts: Vec<Arc<str>>,
@@ -35,10 +36,10 @@ impl Names {
     }
 }
 
-/// What the start of a trace is on the machine's clocks.
+/// The start of a trace on the machine's clocks.
 #[derive(Clone, Copy)]
 pub(super) struct Clock {
-    /// The monotonic clock, which the processes of a machine share: their traces fit together.
+    /// The monotonic clock, which all processes of a machine share: their traces fit together.
     pub(super) monotonic: Duration,
     pub(super) unix: Duration,
 }
@@ -59,7 +60,7 @@ pub(super) struct Json {
     pid: u32,
     clock: Clock,
     pub(super) names: Names,
-    /// Copies by devices that were written: each has a number of its own.
+    /// The number of device copies written so far, which numbers them.
     copies: u64,
     buffer: String,
 }
@@ -84,7 +85,7 @@ impl Json {
         self.buffer = buffer;
     }
 
-    /// The first events: what the process is called, and when the trace was opened.
+    /// Returns the first events: the name of the process, and when the trace was opened.
     pub(super) fn start(&self) -> String {
         let pid = self.pid;
         let program = std::env::args_os().next().unwrap_or_default();
@@ -102,7 +103,7 @@ impl Json {
         )
     }
 
-    /// The name of a track.
+    /// Returns the events that name a track.
     pub(super) fn name(&self, track: TrackId, name: &str) -> String {
         let (pid, tid, name) = (self.pid, number(track), escaped(name));
         let order = match track {
@@ -115,12 +116,12 @@ impl Json {
         )
     }
 
-    /// Says that records were dropped since the last time.
+    /// Returns an event that counts the records dropped since the last such event.
     pub(super) fn lost(&self, count: u64, now: u64) -> String {
         self.note("events dropped", count, now)
     }
 
-    /// The last event: how many records are not in the file.
+    /// Returns the last event, which counts the records that are missing in the file.
     pub(super) fn end(&self, dropped: u64, now: u64) -> String {
         self.note("trace closed", dropped, now)
     }
@@ -135,7 +136,7 @@ impl Json {
 
     /// Appends the events of a record that a thread has made.
     pub(super) fn record(&mut self, record: &Record, thread: u32, out: &mut String) {
-        // Writing to a string does not fail.
+        // Ignore results: writing to a string does not fail.
         let _ = match Shape::of(record.kind) {
             Shape::OfThread(name) => self.complete(record, name, thread, out),
             Shape::Out(name) => {
@@ -168,15 +169,16 @@ impl Json {
             Kind::SendWrite | Kind::ReceiveAnswer | Kind::CopyChunk => "t",
             _ => return Ok(()),
         };
-        // Numbers alone, in hexadecimal: that is what Perfetto reads.
+        // Perfetto reads plain hexadecimal numbers only.
         let flow = u64::from(record.session) << 44 | record.transfer;
         write!(
             out,
             ",\n{{\"name\":\"chunks of a transfer\",\"cat\":\"flow {pid}\",\"ph\":\"{phase}\",\"bp\":\"e\",\
              \"id\":\"{flow:x}\",\"pid\":{pid},\"tid\":{tid},\"ts\":{ts}}}"
         )?;
-        // The same on the chunk: before it was prepared or asked for, from here on it moves. The end is
-        // left out: the peer's word may be heard first, by another thread.
+        // Mark the same moment on the chunk: it was prepared or requested before, and moves from
+        // here on. There is no mark at the end: another thread may see the peer's acknowledgement
+        // first.
         let begins = match record.kind {
             Kind::SendWrite => "its frame begins",
             Kind::ReceiveAnswer => "its answer begins",
@@ -261,7 +263,7 @@ impl Json {
         Ok(())
     }
 
-    /// Appends an asynchronous event without its end.
+    /// Appends an asynchronous event without its arguments and its closing brace.
     fn asynchronous(
         &self,
         (category, id): (&str, &str),
@@ -323,13 +325,13 @@ impl Json {
         Ok(())
     }
 
-    /// A moment of the trace, in microseconds of the machine's monotonic clock.
+    /// Returns a time of the trace in microseconds of the machine's monotonic clock.
     fn time(&self, nanos: u64) -> Micros {
         micros(self.clock.monotonic.as_nanos() as u64 + nanos)
     }
 }
 
-/// How the records of a kind are shown.
+/// How records of a kind are shown.
 enum Shape {
     OfThread(&'static str),
     Out(&'static str),
@@ -402,7 +404,7 @@ impl Args<'_> {
     }
 }
 
-/// The number of a track in the file.
+/// Returns the number of a track in the file.
 fn number(track: TrackId) -> u32 {
     match track {
         TrackId::Thread(id) => id,
@@ -411,7 +413,7 @@ fn number(track: TrackId) -> u32 {
     }
 }
 
-/// What tells a chunk of ours from all others in the file.
+/// Returns the ID of this session's chunk, unique in the file.
 fn chunk_id(record: &Record) -> String {
     format!("{}.{}.{}", record.session, record.transfer, record.seq)
 }
@@ -430,7 +432,7 @@ fn micros(nanos: u64) -> Micros {
     Micros(nanos)
 }
 
-/// Text as it stands between the quotes of JSON.
+/// Escapes text for a JSON string.
 pub(super) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for char in text.chars() {

@@ -1,18 +1,18 @@
-//! Traces: where the time of a transfer went, as a file for ui.perfetto.dev.
+//! Traces: a timeline of transfers, as a file for ui.perfetto.dev.
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `record` | what one event is: 64 bytes, without any text |
+//! | `record` | one event: 64 bytes, without any text |
 //! | `ring` | the records of one thread, until they are written |
-//! | `tracer` | what the sessions of a process that share a file share: rings, texts, names of tracks |
+//! | `tracer` | the state of sessions that share a file: rings, texts, names of tracks |
 //! | `file` | the file: its name, its lock, its limit |
 //! | `writer` | the thread that turns records into lines of the file |
 //! | `json` | one record as trace events in JSON |
 //!
-//! A [`Trace`] is a handle that is off or on for the life of a session. Off, each event site costs
-//! one branch on an option that never changes. On, a site reads the clock and writes one record to
-//! the ring of its own thread: no lock, no allocation, no system call. Records that find their ring
-//! full are counted and lost; nobody waits for the file.
+//! A [`Trace`] is a handle that is off or on for the life of a session. Off, each event costs one
+//! branch on an option that never changes. On, an event reads the clock and writes one record to
+//! the ring of its own thread: no lock, no allocation, no system call. A record that finds its ring
+//! full is dropped and counted; no thread waits for the file.
 
 mod file;
 mod json;
@@ -40,18 +40,17 @@ pub(crate) struct Trace(Option<Arc<Traced>>);
 /// One session in a trace.
 pub(crate) struct Traced {
     tracer: Arc<Tracer>,
-    /// Tells the transfers of sessions apart that share a file.
+    /// A number that tells apart the transfers of sessions that share a file.
     session: u32,
 }
 
-/// Keeps a session's trace open. Dropping it completes the file, unless other sessions of the
-/// process use the same one.
+/// Keeps a session's trace open. Dropping the last recording of a file completes the file.
 pub(crate) struct Recording {
     trace: Trace,
 }
 
 impl Recording {
-    /// Opens the trace that the configuration asks for, if it does.
+    /// Opens the trace that the configuration names, if any.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -69,12 +68,12 @@ impl Recording {
         Ok(Self { trace })
     }
 
-    /// The handle for all that records.
+    /// Returns the handle to record with.
     pub(crate) fn trace(&self) -> &Trace {
         &self.trace
     }
 
-    /// Writes what was recorded until now.
+    /// Writes the records made so far. Returns the file, while it can be written.
     pub(crate) fn flush(&self) -> Option<PathBuf> {
         let Trace(Some(traced)) = &self.trace else {
             return None;
@@ -91,24 +90,24 @@ impl Drop for Recording {
     }
 }
 
-/// The start of something that is recorded when it ends.
+/// The start of a span, which is recorded when it ends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Start(Instant);
 
 impl Trace {
-    /// The trace, where there is one. This is the branch that each event site pays.
+    /// Returns the trace if it is on. This is the branch that each event costs.
     #[inline]
     pub(crate) fn on(&self) -> Option<&Traced> {
         self.0.as_deref()
     }
 
-    /// Notes the time where something begins that [`Trace::span`] records.
+    /// Notes the start of a span that [`Trace::span`] records.
     #[inline]
     pub(crate) fn start(&self) -> Option<Start> {
         self.on().map(|_| Start::now())
     }
 
-    /// Records what began at `start` and ends now. Without a start there is no trace.
+    /// Records a span that began at `start` and ends now. Does nothing without a start.
     #[inline]
     pub(crate) fn span(&self, start: Option<Start>, record: impl FnOnce() -> Record) {
         if let (Some(start), Some(traced)) = (start, self.on()) {
@@ -122,14 +121,14 @@ impl Start {
         Self(Instant::now())
     }
 
-    /// The moment of an event that was noted before.
+    /// Makes a start from a time that was noted before.
     pub(crate) fn at(instant: Instant) -> Self {
         Self(instant)
     }
 }
 
 impl Traced {
-    /// Records something that began at one moment and ended at another.
+    /// Records a span between two times.
     pub(crate) fn span(&self, start: Start, end: Start, record: Record) {
         self.tracer.push(record.between(
             self.session,
@@ -138,18 +137,18 @@ impl Traced {
         ));
     }
 
-    /// Records something that happens now.
+    /// Records an event that happens now.
     pub(crate) fn event(&self, record: Record) {
         let now = Start::now();
         self.span(now, now, record);
     }
 
-    /// Keeps a text, to name it in records. Takes a lock: not for each chunk.
+    /// Returns the number of a text, for records. Takes a lock: do not call it for each chunk.
     pub(crate) fn text(&self, text: &str) -> Text {
         self.tracer.text(text)
     }
 
-    /// Makes a pair of tracks: what a lane sends, and what it receives.
+    /// Makes a pair of tracks for a lane: one for each direction.
     pub(crate) fn new_track(&self) -> Track {
         self.tracer.new_track()
     }
@@ -160,7 +159,7 @@ impl Traced {
     }
 }
 
-/// The result of a system call that moves bytes, for its record.
+/// Returns the result of a system call that moves bytes, for its record.
 pub(crate) fn result_of(outcome: &io::Result<usize>) -> Value {
     match outcome {
         Ok(count) => Value::Bytes(*count as u64),
@@ -181,7 +180,7 @@ impl std::fmt::Debug for TransferTrace {
     }
 }
 
-/// What a transfer is called in a trace: `what` to a peer.
+/// The names of a peer's transfers in a trace, such as `WRITE to bob`.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct TransferNames {
     pub(crate) write: Text,
@@ -191,7 +190,7 @@ pub(crate) struct TransferNames {
 }
 
 impl TransferNames {
-    /// The names of transfers to and from a peer.
+    /// Makes the names of transfers to and from a peer.
     pub(crate) fn new(trace: &Trace, peer: &str) -> Self {
         let Some(traced) = trace.on() else {
             return Self::default();
@@ -206,7 +205,7 @@ impl TransferNames {
 }
 
 impl TransferTrace {
-    /// Records that a transfer was posted at a moment; nothing where there is no trace.
+    /// Records that a transfer was posted at a given time; none without a trace.
     pub(crate) fn posted(
         trace: &Trace,
         (id, name): (u64, Text),
@@ -223,7 +222,7 @@ impl TransferTrace {
         Some(Self { traced, id, name })
     }
 
-    /// Records the end of the transfer, with why it has failed if it has.
+    /// Records the end of the transfer, and the error if it failed.
     pub(crate) fn ended(&self, end: End, error: Option<&Error>) {
         let cause = error.map_or(Text::default(), |e| self.traced.text(&e.to_string()));
         let record = Record::new(Kind::Ended)

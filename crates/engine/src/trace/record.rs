@@ -1,9 +1,9 @@
-//! What one event of a trace is: a record of fixed size, without any text.
+//! One event of a trace: a record of fixed size, without any text.
 
-/// Words of a record in a ring.
+/// The number of words of a record in a ring.
 pub(super) const WORDS: usize = 8;
 
-/// What a record is about.
+/// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -14,55 +14,57 @@ pub(crate) enum Kind {
     Recvmsg,
     ProcessVmReadv,
     ProcessVmWritev,
-    /// A chunk is copied within the host, with all that this takes.
+    /// A chunk is copied within the host, from start to end.
     CopyChunk,
-    /// The CPU copies.
+    /// The CPU copies memory.
     CpuCopy,
     /// A worker sleeps until the kernel reports something.
     Sleep,
-    // Spans of a lane: of its sending half …
-    /// A WRITE chunk of ours: from the start of its frame until the kernel has its last byte.
+    // Spans of a lane's sending half.
+    /// A WRITE chunk of this session, from the start of its frame until the kernel has its last
+    /// byte.
     SendWrite,
-    /// The answer to a READ of the peer, likewise.
+    /// The answer to a READ of the peer, from the start of its frame until the kernel has its last
+    /// byte.
     SendAnswer,
-    /// The kernel takes no more bytes.
+    /// The socket accepts no more bytes.
     WaitSocket,
-    /// As many chunks are in flight as may be.
+    /// The window is full: as many chunks as allowed are in flight.
     WaitWindow,
-    /// The device has not copied what is to be sent, or no slot is free for it.
+    /// The device has not yet copied the payload to be sent, or no slot is free for it.
     WaitStaging,
-    // … and of its receiving half.
-    /// The answer to a READ of ours: from its header to its last byte.
+    // Spans of a lane's receiving half.
+    /// The answer to a READ of this session, from its header to its last byte.
     ReceiveAnswer,
-    /// A WRITE chunk of the peer, likewise.
+    /// A WRITE chunk of the peer, from its header to its last byte.
     ReceiveWrite,
-    /// No slot is free to receive to.
+    /// No slot is free to receive into.
     WaitSlot,
-    /// The application has not read what the peer has sent: nothing more is read.
+    /// The application has not taken earlier messages of the peer: the lane stops reading.
     WaitRoom,
-    // Asynchronous: they overlap.
-    /// A transfer begins.
+    // Asynchronous events, which overlap.
+    /// A transfer was posted.
     Posted,
-    /// It waits for a connection.
+    /// A transfer waits for a connection.
     Queued,
-    /// It has ended.
+    /// A transfer has ended.
     Ended,
-    /// A chunk of ours was taken by a lane.
+    /// A lane has taken a chunk of this session.
     Taken,
-    /// It is over.
+    /// A chunk of this session is settled.
     Settled,
-    /// A device has copied to the host.
+    /// A device has copied memory to the host.
     CopyToHost,
-    /// A device has copied from the host.
+    /// A device has copied memory from the host.
     CopyToDevice,
-    /// A device has copied a transfer from or to a process on this host.
+    /// A device has copied a whole transfer from or to a process on this host.
     CopyOnDevice,
     // Instants.
-    /// No slot is free.
+    /// No pinned slot is free.
     NoSlot,
     /// A lane has lost its stream.
     LaneLost,
-    /// It has another one.
+    /// A lane has a new stream.
     LaneBack,
 }
 
@@ -70,7 +72,7 @@ impl Kind {
     const LAST: Self = Self::LaneBack;
 
     fn from_u8(value: u8) -> Option<Self> {
-        // Every value up to the last is that of a kind; compared in a test.
+        // Every value up to `LAST` is a kind; a test compares them.
         Self::ALL.get(usize::from(value)).copied()
     }
 
@@ -106,7 +108,7 @@ impl Kind {
     ];
 }
 
-/// How something has ended.
+/// How a transfer, a chunk or a frame has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum End {
@@ -114,7 +116,7 @@ pub(crate) enum End {
     Done,
     Failed,
     Aborted,
-    /// Its lane was lost.
+    /// The lane was lost.
     LaneLost,
 }
 
@@ -129,7 +131,7 @@ impl End {
     }
 }
 
-/// A text that is kept beside the records; 0 is none.
+/// The number of a text that is kept beside the records; 0 is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Text(pub(super) u32);
 
@@ -137,14 +139,14 @@ pub(crate) struct Text(pub(super) u32);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Track(pub(super) u32);
 
-/// What a record says besides.
+/// The additional value of a record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Value {
     #[default]
     Nothing,
-    /// A system call has moved this much.
+    /// The result of a system call that moved this many bytes.
     Bytes(u64),
-    /// It has failed.
+    /// The error of a system call.
     Errno(i32),
     Text(Text),
 }
@@ -183,7 +185,7 @@ impl Record {
         }
     }
 
-    /// It is about this chunk.
+    /// Sets the chunk that the record is about.
     pub(crate) fn chunk(self, transfer: u64, seq: u32) -> Self {
         Self {
             transfer,
@@ -212,7 +214,7 @@ impl Record {
         Self { text, ..self }
     }
 
-    /// A system call for the same chunk.
+    /// Makes a record of a system call for the same chunk.
     pub(crate) fn of_call(self, kind: Kind) -> Self {
         Self::new(kind).chunk(self.transfer, self.seq)
     }
@@ -246,7 +248,7 @@ impl Record {
         ]
     }
 
-    /// None where the words are of no record.
+    /// Returns none if the words are not a record.
     pub(super) fn decode(words: &[u64; WORDS]) -> Option<Self> {
         let [kind, end, tag, ..] = words[0].to_le_bytes();
         let value = match tag {

@@ -4,24 +4,24 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::record::{Record, WORDS};
 
-/// Records in a ring: some hundred chunks on their way, and 1 MiB.
+/// The number of records in a ring: 1 MiB, enough for some hundred chunks in flight.
 pub(super) const RECORDS: usize = 16 << 10;
 
-/// A queue of records: one thread adds to it, another takes from it. Neither waits for the other: what
-/// finds the ring full is counted and dropped.
+/// A queue of records: one thread adds to it, another takes from it. Neither waits for the other: a
+/// record that finds the ring full is dropped and counted.
 ///
-/// `added` and `taken` count records since the start, and only grow. A slot is written before `added`
-/// passes it (release), and read after that was seen (acquire); it is written again only after
-/// `taken` has passed it, in the same way.
+/// `added` and `taken` count records since the start, and only grow. A slot is written before
+/// `added` passes it (release), and read after `added` was seen to have passed it (acquire). The
+/// slot is written again only after `taken` has passed it, in the same way.
 pub(super) struct Ring {
     slots: Box<[[AtomicU64; WORDS]]>,
     // taken ≤ added ≤ taken + slots.len()
     added: AtomicU64,
     taken: AtomicU64,
     dropped: AtomicU64,
-    /// The thread has ended: nothing more is added.
+    /// Set once the thread has ended: no more records are added.
     is_over: AtomicBool,
-    /// The kernel's number of the thread.
+    /// The kernel's ID of the thread.
     pub(super) thread: u32,
 }
 
@@ -38,8 +38,8 @@ impl Ring {
         }
     }
 
-    /// Adds a record. Only from the thread whose ring this is. Returns whether the ring is getting
-    /// full: true once for each time that it does.
+    /// Adds a record. Only the ring's own thread may call this. Returns true once each time the
+    /// ring becomes a quarter full, to wake the writer.
     pub(super) fn push(&self, record: &Record) -> bool {
         let added = self.added.load(Ordering::Relaxed);
         let waiting = added - self.taken.load(Ordering::Acquire);
@@ -56,21 +56,21 @@ impl Ring {
         waiting + 1 == len / 4
     }
 
-    /// Whether the ring is getting full.
+    /// Returns whether the ring is at least a quarter full.
     pub(super) fn is_filling(&self) -> bool {
         let taken = self.taken.load(Ordering::Relaxed);
         let waiting = self.added.load(Ordering::Relaxed).saturating_sub(taken);
         waiting >= self.slots.len() as u64 / 4
     }
 
-    /// Counts a record that is not kept. Returns false, as [`Ring::push`].
+    /// Counts a record that is not kept. Returns false, as [`Ring::push`] does.
     pub(super) fn skip(&self) -> bool {
         self.dropped.fetch_add(1, Ordering::Relaxed);
         false
     }
 
-    /// Takes all records that are there, and counts those that were dropped since the last call.
-    /// Only one thread at a time.
+    /// Takes all records, and returns the number of those dropped since the last call. Only one
+    /// thread at a time may call this.
     pub(super) fn drain(&self, mut each: impl FnMut(Record)) -> u64 {
         let added = self.added.load(Ordering::Acquire);
         let mut taken = self.taken.load(Ordering::Relaxed);
@@ -81,7 +81,8 @@ impl Ring {
                 each(record);
             }
             taken += 1;
-            // One by one: a thread in a hurry finds room while the others are written.
+            // Free each slot at once: a thread in a hurry finds room while other records are
+            // written.
             self.taken.store(taken, Ordering::Release);
         }
         self.dropped.swap(0, Ordering::Relaxed)
@@ -92,7 +93,7 @@ impl Ring {
         self.is_over.store(true, Ordering::Release);
     }
 
-    /// Whether the thread had ended: what a later [`Ring::drain`] finds is the last.
+    /// Returns whether the thread has ended: the next [`Ring::drain`] then finds its last records.
     pub(super) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
     }

@@ -20,7 +20,7 @@ fn folder() -> TempDir {
     tempfile::tempdir().expect("a folder")
 }
 
-/// The events of a complete file.
+/// Returns the events of a complete file.
 fn events(path: &Path) -> Vec<Json> {
     let text = fs::read_to_string(path).expect("the file");
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e} in {text}"))
@@ -100,7 +100,7 @@ fn a_ring_loses_nothing_between_threads_but_what_it_counts() {
     std::thread::scope(|scope| {
         let pushing = scope.spawn(|| {
             for number in 0..RECORDS {
-                // Each word is of the same record.
+                // All words come from one record.
                 let record = Record::new(Kind::Recvmsg).chunk(number, number as u32);
                 ring.push(&record.bytes(number));
             }
@@ -194,7 +194,7 @@ fn a_file_is_never_longer_than_its_limit_and_says_what_is_missing() {
     for number in 0..RECORDS {
         push(&trace, Record::new(Kind::Sendmsg).chunk(number + 1, 0));
         if number == RECORDS / 2 {
-            // From here on they are only counted.
+            // From here on, records are only counted.
             tracer.flush();
         }
     }
@@ -229,7 +229,7 @@ fn records_that_found_no_room_are_told_in_the_file() {
     assert_eq!(Some(told), dropped);
 }
 
-/// As a process leaves it that is killed.
+/// A process that is killed leaves such a file.
 #[test]
 fn a_file_without_its_end_has_one_whole_event_a_line() {
     let folder = folder();
@@ -252,7 +252,7 @@ fn threads_that_have_ended_leave_their_records_and_no_ring() {
     let folder = folder();
     let path = folder.path().join("trace.json");
     let (tracer, trace) = open(&path, LIMIT);
-    // More than there may be rings at once.
+    // Use more threads than there may be rings at once.
     for number in 1..200 {
         let trace = trace.clone();
         let record = Record::new(Kind::Post).chunk(number, 0);
@@ -287,7 +287,7 @@ fn sessions_of_a_process_share_a_file_and_later_ones_go_on_with_it() {
         .map(|event| event["id2"]["local"].clone())
         .collect();
     assert!(ids.len() == 2 && ids[0] != ids[1], "{ids:?}");
-    // What comes after the end of a session is not recorded, and harms nothing.
+    // A record after the end of its session is ignored.
     push(&two, Record::new(Kind::Post).chunk(3, 0));
 
     let (third, three) = open(&path, LIMIT);
@@ -296,7 +296,7 @@ fn sessions_of_a_process_share_a_file_and_later_ones_go_on_with_it() {
     let after = events(&path);
     assert_eq!(after[..before.len()], before[..]);
     assert_eq!(named(&after, "post").len(), 2);
-    // A file that is another one by now is begun anew.
+    // A file with other content is begun anew.
     fs::write(&path, "something else").unwrap();
     tracer::close(&open(&path, LIMIT).0);
     assert_eq!(named(&events(&path), "post").len(), 0);
@@ -331,7 +331,7 @@ fn what_cannot_be_written_is_an_error_at_once() {
     assert!(error.to_string().contains("not a regular file"), "{error}");
 }
 
-/// A device that is full at the first write after the file was opened.
+/// Tests a device that is full at the first write after the file was opened.
 #[test]
 fn a_full_disk_ends_the_trace_and_nothing_else() {
     let full = fs::OpenOptions::new().write(true).open("/dev/full");

@@ -1,4 +1,4 @@
-//! What the sessions of a process share that write to the same trace.
+//! The state of sessions of one process that write to the same trace.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -17,14 +17,14 @@ use super::record::{Record, Text, Track};
 use super::ring::{RECORDS, Ring};
 use super::writer::{self, Writer};
 
-/// Rings that there are at most: 64 MiB. Threads beyond are not recorded, and their events counted.
+/// The limit for rings: 64 MiB in all. Events of further threads are counted and not recorded.
 const MAX_RINGS: usize = 64;
 
-/// Texts that are kept at most. Names of peers and causes of failures repeat.
+/// The limit for texts. Names of peers and causes of failures repeat, so few are needed.
 const MAX_TEXTS: usize = 16 << 10;
 
-/// How long the list of traces is waited for. It is held for as long as a file takes to be opened or
-/// completed, but a child may have been forked meanwhile.
+/// How long to wait for the list of traces. Its lock is held while a file is opened or completed; a
+/// child that was forked meanwhile inherits a lock that stays taken.
 const LIST_TIME: Duration = Duration::from_secs(10);
 
 /// The traces of this process.
@@ -35,23 +35,23 @@ static TRACES: Mutex<Traces> = Mutex::new(Traces {
 
 struct Traces {
     open: Vec<Open>,
-    /// Files that were completed: another session of this process goes on with them.
+    /// Completed files, which a later session of this process continues.
     finished: Vec<(u32, PathBuf, Finished)>,
 }
 
-/// A trace that sessions write to.
+/// A trace that sessions are writing to.
 struct Open {
-    /// A forked child has none of its parent's threads.
+    /// The process that started the thread. A forked child has none of its parent's threads.
     process: u32,
-    /// As the setting has it.
+    /// The path as the setting names it.
     asked: PathBuf,
     tracer: Arc<Tracer>,
     sessions: usize,
     thread: JoinHandle<()>,
 }
 
-/// Opens a trace for a session, or finds the one that others of this process write to. Returns the
-/// session's number in it.
+/// Opens a trace for a session, or finds the one that other sessions of this process write to.
+/// Returns the session's number in the trace.
 pub(super) fn open(asked: &Path, limit: u64) -> Result<(Arc<Tracer>, u32), (PathBuf, io::Error)> {
     static NEXT_SESSION: AtomicU32 = AtomicU32::new(1);
     let failed = |error| (asked.to_owned(), error);
@@ -87,7 +87,7 @@ pub(super) fn open(asked: &Path, limit: u64) -> Result<(Arc<Tracer>, u32), (Path
     Ok((tracer, session))
 }
 
-/// Ends one session's use of a trace. The file is complete when the last one's has ended.
+/// Ends a session's use of a trace. The last session completes the file.
 pub(super) fn close(tracer: &Arc<Tracer>) {
     let Some(mut traces) = TRACES.try_lock_for(LIST_TIME) else {
         return;
@@ -111,7 +111,7 @@ pub(super) fn close(tracer: &Arc<Tracer>) {
     }
 }
 
-/// What happens to records.
+/// The state of a trace, which decides what happens to records.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum State {
@@ -124,28 +124,28 @@ enum State {
 
 /// A trace that is being recorded.
 pub(super) struct Tracer {
-    /// No other trace of this process has, or had, this number.
+    /// A number that no other trace of this process has or had.
     serial: u64,
     epoch: Instant,
     state: AtomicU8,
-    /// Records of threads that have no ring.
+    /// Records of threads without a ring.
     unseated: AtomicU64,
     next_track: AtomicU32,
     shared: Mutex<Shared>,
     requested: Mutex<Requested>,
     changed: Condvar,
-    /// Taken before `shared`.
+    /// The writer. Lock it before `shared`.
     writer: Mutex<Writer>,
 }
 
-/// What recording threads leave for the writer besides records.
+/// Data besides records that recording threads leave for the writer.
 #[derive(Default)]
 pub(super) struct Shared {
     pub(super) rings: Vec<Arc<Ring>>,
-    /// By number; the first is none.
+    /// Texts by number; number 0 is none.
     pub(super) texts: Vec<Arc<str>>,
     numbers: HashMap<Arc<str>, u32>,
-    /// Names of tracks that the file does not have yet.
+    /// Names of tracks that are not in the file yet.
     pub(super) names: Vec<(TrackId, String)>,
 }
 
@@ -160,7 +160,7 @@ pub(super) enum TrackId {
 #[derive(Default)]
 struct Requested {
     is_over: bool,
-    /// A ring is getting full.
+    /// Set when a ring is getting full.
     is_urgent: bool,
 }
 
@@ -184,7 +184,7 @@ impl Tracer {
         }
     }
 
-    /// Nanoseconds from the opening of the trace to a moment; 0 for an earlier one.
+    /// Returns the nanoseconds from the opening of the trace to a time; 0 for an earlier one.
     #[inline]
     pub(super) fn nanos(&self, at: Instant) -> u64 {
         let since = at.saturating_duration_since(self.epoch);
@@ -216,9 +216,9 @@ impl Tracer {
         }
     }
 
-    /// Gives this thread a ring, if there may be another one.
+    /// Gives this thread a ring, unless the limit is reached.
     fn sit<'a>(&self, seats: &'a mut Vec<Seat>) -> &'a Option<Arc<Ring>> {
-        // Traces that are over hold theirs no more.
+        // Drop the seats of traces that are over: nobody else holds their rings.
         let is_used = |ring: &Arc<Ring>| Arc::strong_count(ring) > 1;
         seats.retain(|seat| seat.ring.as_ref().is_some_and(is_used));
         let mut shared = self.shared.lock();
@@ -237,7 +237,7 @@ impl Tracer {
         &seats[seats.len() - 1].ring
     }
 
-    /// Keeps a text, or finds it among those that are kept.
+    /// Returns the number of a text, which is kept if it is new.
     pub(super) fn text(&self, text: &str) -> Text {
         let mut shared = self.shared.lock();
         if let Some(number) = shared.numbers.get(text) {
@@ -263,7 +263,7 @@ impl Tracer {
         }
     }
 
-    /// Writes what was recorded until now. Returns where it is.
+    /// Writes the records made so far. Returns the file, while it can be written.
     pub(super) fn flush(&self) -> Option<PathBuf> {
         self.write();
         self.writer.lock().path()
@@ -274,9 +274,9 @@ impl Tracer {
         self.changed.notify_one();
     }
 
-    /// Sleeps until it is time to write, at most for `time`. Returns whether it is for the last time.
+    /// Sleeps until it is time to write, for at most `time`. Returns whether the trace is over.
     pub(super) fn wait(&self, time: Duration) -> bool {
-        // Rings that were filled again while they were written do not ask a second time.
+        // A ring that filled up again while it was being written does not request a second time.
         let is_behind = self.shared.lock().rings.iter().any(|r| r.is_filling());
         let mut requested = self.requested.lock();
         if !requested.is_over && !requested.is_urgent && !is_behind {
@@ -286,7 +286,7 @@ impl Tracer {
         requested.is_over
     }
 
-    /// Writes what was recorded until now.
+    /// Writes the records made so far.
     pub(super) fn write(&self) {
         let mut writer = self.writer.lock();
         let (rings, names) = {
@@ -294,12 +294,12 @@ impl Tracer {
             writer.learn(&shared.texts);
             (shared.rings.clone(), std::mem::take(&mut shared.names))
         };
-        // Looked at before they are drained: what these have now is their last.
+        // Check before draining: the records that an ended thread has now are its last.
         let over: Vec<_> = rings.iter().filter(|ring| ring.is_over()).collect();
         let unseated = self.unseated.swap(0, Ordering::Relaxed);
         let goes_on = writer.write(&rings, &names, unseated, self.nanos(Instant::now()));
         if goes_on.is_full {
-            // Unless it is over.
+            // Keep the state `Over`.
             let (from, to) = (State::Recording as u8, State::Full as u8);
             let relaxed = Ordering::Relaxed;
             let _ = self.state.compare_exchange(from, to, relaxed, relaxed);
@@ -322,7 +322,7 @@ impl Tracer {
     }
 }
 
-/// A thread's ring in one trace; none where there were too many.
+/// A thread's ring in one trace; none if there were too many rings.
 struct Seat {
     tracer: u64,
     ring: Option<Arc<Ring>>,
@@ -337,6 +337,6 @@ impl Drop for Seat {
 }
 
 thread_local! {
-    /// The rings of this thread, mostly one.
+    /// The seats of this thread, usually one.
     static SEATS: RefCell<Vec<Seat>> = const { RefCell::new(Vec::new()) };
 }

@@ -10,31 +10,31 @@ use super::ring::Ring;
 use super::tracer::{Tracer, TrackId};
 use crate::log::limited;
 
-/// How often records are written at least.
+/// The longest time between two writes.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// Bytes that are written at once.
+/// The number of bytes to write at once.
 const BATCH_BYTES: usize = 256 << 10;
 
-/// The thread.
+/// Runs the thread.
 pub(super) fn run(tracer: &Tracer) {
-    // The last records are written by who completes the file.
+    // `Tracer::finish` writes the last records.
     while !tracer.wait(INTERVAL) {
         tracer.write();
     }
 }
 
-/// Writes records to the file, until that is full or broken.
+/// Writes records to the file, until it is full or broken.
 pub(super) struct Writer {
-    /// None once it is complete, or broken.
+    /// None once the file is complete or broken.
     output: Option<Output>,
     json: Json,
-    /// Records that are not in the file.
+    /// The number of records that are missing in the file.
     dropped: u64,
     is_full: bool,
 }
 
-/// What a call to [`Writer::write`] has come to.
+/// The outcome of [`Writer::write`].
 pub(super) struct Written {
     pub(super) is_full: bool,
     pub(super) is_broken: bool,
@@ -55,17 +55,17 @@ impl Writer {
         writer
     }
 
-    /// Where the file is, while it can be written.
+    /// Returns the path of the file, while it can be written.
     pub(super) fn path(&self) -> Option<PathBuf> {
         self.output.as_ref().map(|output| output.path().to_owned())
     }
 
-    /// Learns the texts that records may name from now on.
+    /// Takes over the texts that records may refer to from now on.
     pub(super) fn learn(&mut self, texts: &[Arc<str>]) {
         self.json.names.learn(texts);
     }
 
-    /// Writes what the rings have, and names of tracks.
+    /// Writes the records of the rings, and the names of tracks.
     pub(super) fn write(
         &mut self,
         rings: &[Arc<Ring>],
@@ -80,7 +80,7 @@ impl Writer {
         }
         let mut lost = unseated;
         for ring in rings {
-            // What is added meanwhile is for the next time: no thread keeps the others waiting.
+            // Records added meanwhile wait for the next call: no thread delays the others.
             lost += ring.drain(|record| {
                 let mut lines = self.json.take_buffer();
                 self.json.record(&record, ring.thread, &mut lines);
@@ -103,13 +103,13 @@ impl Writer {
         }
     }
 
-    /// Adds the lines of so many records to a batch.
+    /// Adds the lines of `records` records to a batch.
     fn add_lines(&mut self, batch: &mut Batch, lines: &str, records: u64) {
         let Some(output) = self.output.as_ref().filter(|_| !self.is_full) else {
             self.dropped += records;
             return;
         };
-        // All lines of a record, or none.
+        // Add all lines of a record, or none.
         if !output.add(batch, lines.as_bytes()) {
             self.is_full = true;
             self.dropped += records;

@@ -33,7 +33,8 @@ fn only_names_of_processes_that_are_gone_are_swept() {
     let _living = folder.listen("1-living").unwrap();
     drop(folder.listen("2-gone").unwrap());
     let path = folder.path().to_owned();
-    // Being made right now, and left behind by a process that has crashed meanwhile.
+    // One socket is being made right now, the other was left by a process that crashed while making
+    // it.
     let (_young, _old) = (bound(&path, ".3.sock"), bound(&path, ".4.sock"));
     let mut touch = std::process::Command::new("touch");
     let touched = touch.args(["-d", "1 hour ago"]).arg(path.join(".4.sock"));
@@ -72,7 +73,7 @@ fn a_folder_that_others_can_enter_or_that_is_a_link_is_refused() {
     let file = base.path().join("file");
     std::fs::write(&file, "").unwrap();
     assert!(Folder::make(std::slice::from_ref(&file)).is_err());
-    // The next place is taken where one cannot be used.
+    // The next place is used if one cannot be.
     let second = Folder::make(&[file, path.clone()]).unwrap();
     assert_eq!(second.path(), path);
 }

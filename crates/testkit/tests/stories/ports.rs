@@ -13,8 +13,8 @@ use crate::network::{Stage, moves_bytes};
 /// Enough for several chunks, and little to verify.
 const LEN: usize = 300_007;
 
-/// Builds two machines. None where that is impossible, or where a plugin carries the bytes: a plugin
-/// makes its own connections, and knows nothing of these settings.
+/// Builds two machines. Returns `None` if that is impossible, or if a plugin carries the bytes: a
+/// plugin makes its own connections, and ignores these settings.
 fn machines(family: Family, cables: usize) -> Option<TwoMachines> {
     if Setup::names_a_plugin() {
         skipped("a plugin makes its own connections");
@@ -35,7 +35,7 @@ fn open(machines: &TwoMachines, machine: Machine, name: &str, setup: &Setup) -> 
     process
 }
 
-/// Alice adds bob, connects and moves bytes.
+/// Adds bob as alice's peer, connects, and moves bytes.
 #[track_caller]
 fn reaches(alice: &RemoteProcess, bob: &RemoteProcess) {
     alice.knows_info(&bob.info());
@@ -82,7 +82,7 @@ fn sixteen_agents_share_a_hole_of_sixteen_ports() {
             .with("workers", 1);
         let spawn = |index| machines.spawn(Machine::Right, &format!("agent-{index}"), &[]);
         let agents: Vec<_> = (0..16).map(spawn).collect();
-        // All at once. The processes are children of this thread and end with it.
+        // Start all at once. The processes are children of this thread and end with it.
         std::thread::scope(|scope| {
             for agent in &agents {
                 scope.spawn(|| agent.reopen(&setup));

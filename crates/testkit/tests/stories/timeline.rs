@@ -1,4 +1,4 @@
-//! What two processes record of their transfers: every byte is in a span, and the spans fit.
+//! The traces of two processes: every byte is in a span, and the spans nest.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,7 +24,7 @@ on_main_setups!(
     a_session_that_closes_during_traffic_completes_its_trace,
 );
 
-/// Where both sides record to.
+/// The files that both sides record to.
 struct Files {
     folder: TempDir,
 }
@@ -51,7 +51,7 @@ struct Trace {
 }
 
 impl Trace {
-    /// Reads a trace that is complete, and looks whether it makes sense.
+    /// Reads a complete trace and checks that it is consistent.
     fn read(path: &Path) -> Self {
         let trace = Self::read_endless(path);
         assert_eq!(trace.dropped(), 0, "there is room for so few");
@@ -59,19 +59,19 @@ impl Trace {
         trace
     }
 
-    /// Reads a trace of so many events that some may be missing.
+    /// Reads a trace with so many events that some may be missing.
     fn read_endless(path: &Path) -> Self {
         let text = fs::read_to_string(path).expect("the trace");
         let events: Result<Vec<Value>, _> = serde_json::from_str(&text);
         let mut events = events.unwrap_or_else(|e| panic!("not JSON: {e}"));
-        // The file has them thread by thread.
+        // The file lists events thread by thread.
         events.sort_by_key(|event| event["ts"].is_number().then(|| nanos(&event["ts"])));
         let trace = Self { events };
         trace.check_nesting();
         trace
     }
 
-    /// How many events are missing.
+    /// Returns the number of missing events.
     fn dropped(&self) -> u64 {
         let closed = self.named("trace closed");
         assert_eq!(closed.len(), 1);
@@ -83,7 +83,7 @@ impl Trace {
         events.filter(|event| event["name"] == name).collect()
     }
 
-    /// The sum of an argument over all spans of a name.
+    /// Returns the sum of an argument over all spans of a name.
     fn sum(&self, name: &str, argument: &str) -> u64 {
         let spans = self.named(name).into_iter();
         let spans = spans.filter(|event| event["ph"] == "X" || event["ph"] == "b");
@@ -92,14 +92,14 @@ impl Trace {
             .sum()
     }
 
-    /// The beginnings and the ends of transfers.
+    /// Returns the beginnings and the ends of transfers.
     fn transfers(&self, phase: &str) -> Vec<&Value> {
         let events = self.events.iter();
         let transfers = events.filter(|event| event["cat"] == "transfer" && event["ph"] == phase);
         transfers.collect()
     }
 
-    /// The spans of a track lie inside each other, or beside.
+    /// Checks that the spans of a track nest or follow each other.
     fn check_nesting(&self) {
         let mut tracks: BTreeMap<u64, Vec<(u64, u64, &Value)>> = BTreeMap::new();
         for event in self.events.iter().filter(|event| event["ph"] == "X") {
@@ -109,7 +109,7 @@ impl Trace {
         }
         assert!(!tracks.is_empty());
         for spans in tracks.values_mut() {
-            // The longer of two that begin at once is around the other.
+            // Of two spans that begin at once, the longer one is around the other.
             spans.sort_by_key(|(start, end, _)| (*start, u64::MAX - *end));
             let mut around: Vec<(u64, u64, &Value)> = Vec::new();
             for &(start, end, event) in spans.iter() {
@@ -122,7 +122,7 @@ impl Trace {
         }
     }
 
-    /// What begins ends: in order, and as often.
+    /// Checks that each beginning has an end, in order.
     fn check_pairs(&self) {
         let mut open: BTreeMap<String, Vec<(&Value, u64)>> = BTreeMap::new();
         let events = self.events.iter().filter(|e| e["id2"].is_object());
@@ -144,12 +144,12 @@ impl Trace {
     }
 }
 
-/// A time of the file, which has three decimals.
+/// Returns a time of the file in nanoseconds; the file has three decimals of microseconds.
 fn nanos(micros: &Value) -> u64 {
     (micros.as_f64().expect("a time") * 1000.0).round() as u64
 }
 
-/// Moves bytes both ways and closes both sides.
+/// Moves bytes in both directions and closes both sides.
 fn move_both_ways(files: &Files, setup: &Setup) -> (Trace, Trace) {
     let alice = Host::open("alice", &files.setup("alice", setup));
     let bob = RemoteProcess::open("bob", &files.setup("bob", setup));
@@ -191,7 +191,7 @@ fn check_lanes(ours: &Trace, theirs: &Trace) {
     assert_eq!(ours.sum("receive READ", "bytes"), len);
     assert_eq!(ours.sum("chunk in flight", "bytes"), 2 * len);
     for trace in [ours, theirs] {
-        // And what is around the payload.
+        // Framing is around the payload.
         for call in ["sendmsg", "recvmsg"] {
             let moved = trace.sum(call, "result");
             assert!((len..2 * len).contains(&moved), "{call}: {moved}");
@@ -288,7 +288,7 @@ fn a_session_that_closes_during_traffic_completes_its_trace(setup: &Setup) {
     let ours = Trace::read_endless(&files.of("alice"));
     assert!(ours.sum("sendmsg", "result") > 0);
     if ours.dropped() > 0 {
-        // The machine is so busy that events were not written in time.
+        // The machine was so busy that events were not written in time.
         return;
     }
     ours.check_pairs();
@@ -318,7 +318,7 @@ fn a_process_that_is_killed_leaves_whole_events() {
         bob.kill();
         fails(&write);
         let text = fs::read_to_string(&file).expect("the trace");
-        // The last line may be cut where the kernel was stopped in the middle.
+        // The last line may be cut if the process was killed in the middle of a write.
         let whole = text.rfind(",\n").expect("many events");
         let events: Vec<Value> = serde_json::from_str(&format!("{}]", &text[..whole]))
             .expect("the rest is an array without its end");

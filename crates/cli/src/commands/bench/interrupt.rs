@@ -1,15 +1,15 @@
-//! Ctrl-C as a wish to end early.
+//! Lets Ctrl-C end a measurement early.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Notes SIGINT instead of ending the process by it, once: the second one ends it.
+/// Records the first SIGINT instead of ending the process; the second one ends it.
 pub(super) fn watch() -> &'static AtomicBool {
     extern "C" fn note(_: libc::c_int) {
         INTERRUPTED.store(true, Ordering::Relaxed);
     }
-    // SAFETY: zeroes are a valid action, and the handler stores to an atomic.
+    // SAFETY: all zeroes are a valid `sigaction`, and the handler only stores to an atomic.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = note as *const () as usize;

@@ -1,4 +1,4 @@
-//! What to measure, as it is typed and as the measuring library wants it.
+//! The options of a measurement, and their translation for the measuring library.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,25 +16,25 @@ use super::timeline::Timeline;
 use crate::error::Failure;
 use crate::units;
 
-/// How long an idle session is watched.
+/// How long an idle session is observed.
 pub(super) const IDLE: Duration = Duration::from_secs(5);
-/// Peers connected at once to see what one costs.
+/// The number of idle peers that are connected to measure the cost of one.
 pub(super) const IDLE_PEERS: usize = 32;
-/// How often a soak looks at both processes, unless it is short.
+/// How often a soak samples both processes, unless it is short.
 pub(super) const SOAK_SAMPLE: Duration = Duration::from_secs(5);
 
-/// `--quick`: the cases without the largest, a second each.
+/// The cases of `--quick`: all but the largest, for a second each.
 const QUICK_CASES: [&str; 4] = ["lat4k", "one64m", "kv16k", "kv4k"];
 const QUICK_TIME: Duration = Duration::from_secs(1);
 
-/// `--beside-compute`: bytes of a transfer, its blocks, and the time for each load with each of
-/// them.
+/// The sizes of `--beside-compute`: bytes of a transfer, its blocks, and the time for each load
+/// with each of them.
 const BESIDE_BYTES: u64 = 256 << 20;
 const BESIDE_BLOCKS: [u64; 3] = [0, 16 << 10, 4 << 10];
 const BESIDE_TIME: Duration = Duration::from_secs(2);
 const QUICK_BESIDE_TIME: Duration = Duration::from_millis(500);
 
-/// What to measure.
+/// The options that choose what to measure.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Measurement")]
 pub(super) struct Measurement {
@@ -132,7 +132,7 @@ pub(super) struct Measurement {
     #[arg(long, conflicts_with_all = ["sweep", "iterations", "warmup", "full", "soak"])]
     beside_compute: bool,
 
-    /// Divide the size of the loads of --beside-compute, where the GPU is none
+    /// Divide the size of the loads of --beside-compute, for machines without a GPU
     #[arg(
         long,
         value_name = "N",
@@ -183,7 +183,7 @@ enum Wait {
     Block,
 }
 
-/// What will be done.
+/// The measurements to make.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) cases: Vec<Case>,
@@ -196,7 +196,7 @@ pub(super) struct Plan {
 }
 
 impl Measurement {
-    /// What was typed, checked before anything is started.
+    /// Turns the options into a plan, and reports mistakes before anything is started.
     pub(super) fn plan(&self) -> Result<Plan, Failure> {
         let chosen = !(self.cases.is_empty() && self.sizes.is_empty() && self.blocks.is_empty());
         let open = !chosen && !self.quick && !self.sweep;
@@ -240,7 +240,7 @@ impl Measurement {
         })
     }
 
-    /// Where the memory lies, as typed or as the measurement needs it.
+    /// Returns where the memory lies, as typed or as the measurement needs it.
     pub(super) fn places(&self) -> Places {
         let beside = Places {
             initiator: Place::Vram(0),
@@ -254,12 +254,12 @@ impl Measurement {
         self.memory.unwrap_or(default)
     }
 
-    /// The trace, if one was asked for.
+    /// Returns the trace, if one was requested.
     pub(super) fn timeline(&self) -> Option<Timeline> {
         self.trace.as_deref().map(Timeline::new)
     }
 
-    /// The path, if one was typed.
+    /// Returns the path, if one was requested.
     pub(super) fn path(&self) -> Option<Path> {
         self.path.map(|way| match way {
             Way::Lanes => Path::Lanes,
@@ -290,7 +290,7 @@ impl Measurement {
         }
     }
 
-    /// The transfers beside loads: those that were chosen, or 256 MiB in three block sizes.
+    /// Returns the transfers beside loads: the chosen ones, or 256 MiB in three block sizes.
     fn beside_cases(&self) -> suite::Options {
         let or = |typed: &[u64], default: &[u64]| match typed.is_empty() && self.cases.is_empty() {
             true => default.to_vec(),

@@ -1,4 +1,5 @@
-//! How a measurement is watched: a bar on a terminal, a line a case elsewhere, nothing with JSON.
+//! Shows the progress of a measurement: a bar on a terminal, one line per case elsewhere, nothing
+//! with JSON.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,13 +12,13 @@ use tcpx_bench::suite::Case;
 
 use crate::output::Output;
 
-/// Parts of a case on the bar.
+/// The number of parts of a case on the bar.
 const PARTS: u64 = 1000;
 
-/// Progress as it is shown.
+/// Progress that is shown to the user.
 pub(super) struct Shown {
     bar: ProgressBar,
-    /// Lines for a log, where there is no terminal.
+    /// Whether to print lines for a log, because there is no terminal.
     lines: bool,
     done: u64,
     soak: Duration,
@@ -46,7 +47,7 @@ impl Shown {
         }
     }
 
-    /// Something without parts begins.
+    /// Announces a measurement without parts.
     pub(super) fn say(&self, what: &str) {
         self.bar.set_prefix("measuring");
         self.bar.set_message(what.to_owned());
@@ -55,7 +56,7 @@ impl Shown {
         }
     }
 
-    /// A soak of this length begins.
+    /// Announces a soak of this length.
     pub(super) fn soak(&mut self, duration: Duration) {
         self.soak = duration;
         self.bar.set_length(PARTS);
@@ -63,7 +64,7 @@ impl Shown {
         self.bar.set_prefix("soak");
     }
 
-    /// A soak was looked at.
+    /// Shows a sample of a soak.
     pub(super) fn sampled(&self, sample: &SoakSample) {
         let part = sample.at_s / self.soak.as_secs_f64().max(1e-9);
         self.bar.set_position((part * PARTS as f64) as u64);
@@ -151,7 +152,7 @@ impl Progress for Shown {
     }
 }
 
-/// A line on stderr, which may be closed.
+/// Prints a line on stderr, which may be closed.
 fn eprintln(text: std::fmt::Arguments<'_>) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "{text}");

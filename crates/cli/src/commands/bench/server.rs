@@ -1,4 +1,4 @@
-//! `tcpx bench server`: what other machines measure against.
+//! `tcpx bench server`: the other end of measurements by clients.
 
 use clap::Args;
 use tcpx_bench::peer::{Server, ServerEvent};
@@ -43,7 +43,7 @@ pub(super) fn run(args: &ServerArguments, output: &mut Output) -> Result<Verdict
                 verdict = Verdict::Fine;
                 true
             }
-            // Visitors that are no clients of ours come by on any port.
+            // A failed client does not end the server: any program may connect to the port.
             ServerEvent::Failed(client, error) => {
                 let client = client.map_or("A client".to_owned(), |client| client.to_string());
                 output.note(format_args!("{client} failed: {}", chain(error)));

@@ -14,9 +14,9 @@ use crate::error::Failure;
 use crate::output::{Output, Tone};
 use crate::units::count;
 
-/// Ratios to the floor at or above this are what the project aims at.
+/// The ratio to the floor from which on a result is good.
 const GOOD_RATIO: f64 = 0.9;
-/// Below this, something other than the machine is the limit.
+/// The ratio below which something other than the machine is the limit.
 const POOR_RATIO: f64 = 0.7;
 
 pub(super) fn print(report: &Report, output: &mut Output) -> Result<(), Failure> {
@@ -61,7 +61,7 @@ fn machine(report: &Report, output: &mut Output) -> Result<(), Failure> {
     Ok(output.line("")?)
 }
 
-/// Where the bytes lay.
+/// Names the places of the memory.
 fn memory(places: Places) -> String {
     if places.initiator == places.target {
         return format!("memory: {}", places.initiator);
@@ -72,7 +72,7 @@ fn memory(places: Places) -> String {
     )
 }
 
-/// The heading of the floor's column: raw sockets reach host memory only.
+/// Returns the heading of the floor's column: raw sockets reach host memory only.
 fn floor_heading(places: Places) -> &'static str {
     if places.are_host() {
         "FLOOR GB/S"
@@ -148,7 +148,7 @@ fn cases(cases: &[CaseResult], memory: Places, output: &mut Output) -> Result<()
     limits(cases, output)
 }
 
-/// Says what limits the cases: those with the same words together.
+/// Prints what limits the cases, grouped by limit.
 fn limits(cases: &[CaseResult], output: &mut Output) -> Result<(), Failure> {
     let mut said: Vec<(&str, Vec<String>)> = Vec::new();
     for case in cases {
@@ -213,7 +213,7 @@ const BESIDE_HEADINGS: [&str; 9] = [
     "P99/P50",
 ];
 
-/// One row, in the order of the headings.
+/// Returns the cells of one row, in the order of the headings.
 fn beside_cells(result: &BesideResult) -> [String; 9] {
     [
         result.load.to_string(),
@@ -228,7 +228,7 @@ fn beside_cells(result: &BesideResult) -> [String; 9] {
     ]
 }
 
-/// `1`, or how many of which size.
+/// Formats the blocks: `1`, or the number and the size.
 fn blocks(shape: &Shape) -> String {
     match shape.blocks() {
         1 => "1".to_owned(),

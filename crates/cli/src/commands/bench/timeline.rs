@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use tcpx::{Config, ConfigError};
 
-/// How a trace begins and ends.
+/// The first and the last bytes of a trace.
 const BEGIN: &[u8] = b"[\n";
 const END: &[u8] = b"\n]\n";
 
@@ -22,12 +22,12 @@ impl Timeline {
         Self { file }
     }
 
-    /// Records this process to the file.
+    /// Makes this process record to the file.
     pub(super) fn set(&self, config: Config) -> Result<Config, ConfigError> {
         config.with_trace(PathBuf::from(literal(&self.file)))
     }
 
-    /// The variable that makes the second process record to a file of its own.
+    /// Returns the variable that makes the second process record to a file of its own.
     pub(super) fn of_second(&self) -> (OsString, OsString) {
         ("TCPX_TRACE".into(), literal(&self.second()))
     }
@@ -38,7 +38,7 @@ impl Timeline {
         name.into()
     }
 
-    /// Moves what the second process has recorded into the file: both have ended.
+    /// Moves the events of the second process into the file, after both processes have ended.
     pub(super) fn join(&self) -> io::Result<()> {
         let second = self.second();
         let more = fs::read(&second)?;
@@ -63,7 +63,7 @@ fn incomplete(file: &Path) -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, what)
 }
 
-/// The setting for a file of exactly this name.
+/// Returns the setting for a file of exactly this name: percent signs are doubled.
 fn literal(file: &Path) -> OsString {
     use std::os::unix::ffi::{OsStrExt, OsStringExt};
     let bytes = file.as_os_str().as_bytes().iter();

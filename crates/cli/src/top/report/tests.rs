@@ -5,12 +5,12 @@ use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What a peer of the process below has done.
+/// The traffic of one peer in a test.
 #[derive(Clone, Copy)]
 pub(crate) struct Done {
     pub(crate) name: &'static str,
     pub(crate) path: PathKind,
-    /// Bytes that were sent to it.
+    /// Bytes that were sent to the peer.
     pub(crate) bytes: u64,
     pub(crate) in_flight: u64,
 }
@@ -32,7 +32,7 @@ fn lane_to(index: usize, remote: &str, bytes: u64) -> LaneStats {
     }
 }
 
-/// A process that reads so at that second, with a session `decoder`.
+/// Describes a process at `second`, with a session `decoder` that has these peers.
 pub(crate) fn process(second: u64, peers: &[Done]) -> ProcessStats {
     let peers = peers.iter().map(|done| {
         let mut peer = PeerStats {
@@ -70,7 +70,7 @@ pub(crate) fn process(second: u64, peers: &[Done]) -> ProcessStats {
     }
 }
 
-/// A model after these readings, one each second.
+/// Makes a model from these readings, one per second.
 pub(crate) fn model(readings: &[&[Done]]) -> Model {
     let mut model = Model::default();
     for (second, peers) in (1..).zip(readings) {
@@ -147,7 +147,7 @@ fn paths_are_named_as_they_are_used() {
         let report = Report::new(&model(&[&[one(path, 0)], &[one(path, 10)]]));
         assert_eq!(report.sessions[0].figures.path, word);
     }
-    // Idle since: what it was is still told.
+    // The path of an idle peer is the one that it used last.
     let report = Report::new(&model(&[&[one(PathKind::SameHost, 9)][..]; 2]));
     assert_eq!(report.sessions[0].figures.path, "same host");
 }

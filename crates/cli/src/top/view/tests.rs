@@ -79,7 +79,7 @@ fn a_narrow_screen_leaves_out_what_is_told_below() {
     );
     assert!(!text.contains("FAILED"), "{text}");
     assert!(screen(&app(), 120).contains("FAILED"));
-    // Nothing panics where there is no room at all.
+    // A screen without any room must not cause a panic.
     for width in 1..40 {
         screen(&app(), width);
     }

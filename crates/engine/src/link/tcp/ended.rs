@@ -6,10 +6,10 @@ use tcpx_net::Fault;
 
 use crate::error::{Error, LostCause, Misbehaviour};
 
-/// Why a lane has ended, and whether the connection has.
+/// Why a lane has ended, and whether the connection has ended with it.
 #[derive(Debug)]
 pub(super) enum Ended {
-    /// The stream is broken: the connection goes on.
+    /// The stream is broken, and the connection continues.
     Broken(LostCause),
     Lost(LostCause),
     Misbehaved(Misbehaviour),
@@ -23,7 +23,7 @@ impl Ended {
 
 impl From<io::Error> for Ended {
     fn from(error: io::Error) -> Self {
-        // Memory that cannot be read is not the stream's fault, and would break the next one, too.
+        // Unreadable memory is not the fault of the stream, and would break the next one as well.
         match Fault::is_in(&error) {
             true => Self::Lost(error.into()),
             false => Self::Broken(error.into()),

@@ -1,8 +1,8 @@
-//! What a lane records of itself, where there is a trace.
+//! Records the activity of a lane in the trace, if there is one.
 //!
-//! Each half keeps what has begun and is not over: the frame of a chunk, and what the half waits for.
-//! A wait that begins inside a frame ends inside it, so that the spans of a track nest. Without a
-//! trace each call here is one branch on an option that never changes.
+//! Each half of a lane keeps the spans that have begun: the frame of a chunk, and a wait. A wait
+//! that begins inside a frame ends inside it, so that the spans of a track nest. Without a trace,
+//! each call here costs one branch on an option that never changes.
 
 use std::io;
 
@@ -42,13 +42,13 @@ impl LaneTrace {
         }
     }
 
-    /// The trace, where there is one.
+    /// Returns the trace if it is on.
     #[inline]
     pub(super) fn on(&self) -> Option<&Traced> {
         self.trace.on()
     }
 
-    /// Records that a lane has taken a chunk of ours.
+    /// Records that the lane has taken a chunk of this session.
     #[inline]
     pub(super) fn taken(&self, chunk: &ChunkRef) {
         if let Some(trace) = self.on() {
@@ -57,7 +57,7 @@ impl LaneTrace {
         }
     }
 
-    /// Records something that happens to the lane, with its cause.
+    /// Records an event of the lane and its cause.
     pub(super) fn event(&self, kind: Kind, cause: &dyn std::fmt::Display) {
         if let Some(trace) = self.on() {
             let cause = trace.text(&cause.to_string());
@@ -66,7 +66,7 @@ impl LaneTrace {
         }
     }
 
-    /// Records what began at a moment, and ends now.
+    /// Records a span on the lane's track.
     fn span(&self, trace: &Traced, from: Start, to: Start, record: Record) {
         trace.span(from, to, record.track(self.track));
     }
@@ -78,7 +78,7 @@ fn of_chunk(kind: Kind, chunk: &ChunkRef) -> Record {
 }
 
 impl Connection {
-    /// Records that a chunk of ours is over.
+    /// Records that a chunk of this session is settled.
     #[inline]
     pub(super) fn trace_settled(&self, chunk: &ChunkRef, end: End, error: Option<&Error>) {
         if let Some(trace) = self.context.trace.on() {
@@ -91,7 +91,7 @@ impl Connection {
     }
 }
 
-/// What a half of a lane waits for, and since when.
+/// The wait of half a lane, and when it began.
 type Wait = Option<(Kind, Start)>;
 
 /// A frame with a payload that has begun.
@@ -100,7 +100,7 @@ struct Frame {
     record: Record,
 }
 
-/// What a half has begun.
+/// The spans that half a lane has begun.
 #[derive(Default)]
 pub(super) struct HalfTrace {
     frame: Option<Frame>,
@@ -108,14 +108,14 @@ pub(super) struct HalfTrace {
 }
 
 impl HalfTrace {
-    /// A frame begins. What was waited for has come.
+    /// Begins a frame, and ends a wait for it.
     fn begin(&mut self, lane: &LaneTrace, trace: &Traced, record: Record) {
         let began = Start::now();
         self.end_wait(lane, trace, began);
         self.frame = Some(Frame { began, record });
     }
 
-    /// The frame that has begun is over, if there is one.
+    /// Ends the current frame, if any, and the wait inside it.
     fn end(&mut self, lane: &LaneTrace, trace: &Traced, end: End) {
         let now = Start::now();
         self.end_wait(lane, trace, now);
@@ -138,7 +138,7 @@ impl HalfTrace {
         }
     }
 
-    /// The frame of a payload that is sent begins.
+    /// Begins the frame of a payload to be sent.
     #[inline]
     pub(super) fn begin_sending(&mut self, lane: &LaneTrace, payload: &Outgoing) {
         let Some(trace) = lane.on() else { return };
@@ -171,7 +171,8 @@ impl HalfTrace {
         outcome
     }
 
-    /// Receives, and records the system call if anything came: threads look again and again.
+    /// Receives, and records the system call if bytes arrived. Empty calls are left out: threads
+    /// poll.
     #[inline]
     pub(super) fn receive(
         &mut self,
@@ -200,8 +201,8 @@ impl HalfTrace {
         trace.span(began, Start::now(), record.value(result_of(outcome)));
     }
 
-    /// Notes what a step of the sending half has come to. `is_idle` says whether nothing is half
-    /// sent, `waits_for_window` whether chunks wait for the window.
+    /// Records the outcome of a step of the sending half. `is_idle` is true if no frame is partly
+    /// sent, `waits_for_window` if chunks wait for the window.
     pub(super) fn stepped(
         &mut self,
         lane: &LaneTrace,
@@ -221,7 +222,7 @@ impl HalfTrace {
         }
     }
 
-    /// A frame arrives whose payload goes to memory; others are not recorded.
+    /// Begins an arriving frame whose payload goes to memory; other frames are not recorded.
     #[inline]
     pub(super) fn begin_receiving(&mut self, lane: &LaneTrace, header: &Header) {
         let Some(trace) = lane.on() else { return };
@@ -234,7 +235,7 @@ impl HalfTrace {
         self.begin(lane, trace, record.bytes(header.payload_on_wire()));
     }
 
-    /// The payload of the frame that arrived last is here.
+    /// Ends the current frame, whose payload has arrived.
     #[inline]
     pub(super) fn end_receiving(&mut self, lane: &LaneTrace) {
         if let Some(trace) = lane.on() {
@@ -242,7 +243,7 @@ impl HalfTrace {
         }
     }
 
-    /// Notes why the receiving half does not receive.
+    /// Records why the receiving half does not receive.
     #[inline]
     pub(super) fn received(&mut self, lane: &LaneTrace, is_starved: bool, is_paused: bool) {
         let Some(trace) = lane.on() else { return };
@@ -257,7 +258,7 @@ impl HalfTrace {
         }
     }
 
-    /// The half is closed: what it had begun ends here.
+    /// Ends the spans that have begun: the half is closed.
     pub(super) fn close(&mut self, lane: &LaneTrace) {
         if let Some(trace) = lane.on() {
             self.end(lane, trace, End::LaneLost);

@@ -26,7 +26,7 @@ fn names_are_escaped_and_samples_are_unique() {
     assert_eq!(names.len(), unique.len());
 }
 
-/// A session with one peer that has used everything.
+/// Returns a session with one peer that has used everything.
 fn busy() -> SessionStats {
     let lane = LaneStats {
         index: 0,
@@ -64,7 +64,7 @@ fn busy() -> SessionStats {
     }
 }
 
-/// Names and units, as <https://prometheus.io/docs/practices/naming/> and OpenMetrics have them.
+/// Checks names and units against <https://prometheus.io/docs/practices/naming/> and OpenMetrics.
 #[test]
 fn names_end_with_their_unit_and_those_of_counters_with_total() {
     let text = openmetrics(&[busy()]);

@@ -26,7 +26,8 @@ fn nic(name: &str, speed_mbps: Option<u32>, address: &str) -> Nic {
     }
 }
 
-/// A process that has sent so many bytes to bob by that second, on lanes over two interfaces.
+/// Describes a process that has sent `bytes` bytes to bob by `second`, on lanes over two
+/// interfaces.
 fn process(second: u64, bytes: u64) -> ProcessStats {
     let mut peer = PeerStats {
         name: "bob".into(),
@@ -92,7 +93,7 @@ fn a_reading_survives_its_text() {
     let text = serde_json::to_string(&before).unwrap();
     let after: ProcessStats = serde_json::from_str(&text).unwrap();
     assert_eq!(format!("{before:?}"), format!("{after:?}"));
-    // What a newer version adds is passed over, and what an older one lacks is empty.
+    // Fields of a newer version are ignored, and fields that an older version lacks are empty.
     let text = r#"{"pid": 3, "news": 1, "sessions": [{"stats": {"name": "alice"}}]}"#;
     let after: ProcessStats = serde_json::from_str(text).unwrap();
     assert_eq!(

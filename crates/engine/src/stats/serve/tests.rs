@@ -16,7 +16,7 @@ impl Source for Fixed {
     }
 }
 
-/// A source, and its registration at a free port of its own.
+/// Registers a source at an address.
 fn serve(name: &'static str, asked: MetricsAddress) -> (Arc<dyn Source>, Registration) {
     let source: Arc<dyn Source> = Arc::new(Fixed(name));
     let asked = Asked::Metrics(asked);
@@ -24,7 +24,7 @@ fn serve(name: &'static str, asked: MetricsAddress) -> (Arc<dyn Source>, Registr
     (source, registration)
 }
 
-/// A port that was free a moment ago; each call names another.
+/// Returns a port that was free a moment ago, at another address for each call.
 fn free() -> MetricsAddress {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let ip = [127, 0, 77, 1 + NEXT.fetch_add(1, Ordering::Relaxed) as u8].into();
@@ -100,7 +100,7 @@ fn scrapers_that_stall_keep_nobody_else_from_being_served() {
         })
         .collect();
     assert!(ask(address, GET).starts_with("HTTP/1.1 200 "));
-    // With one more they are as many as may be: another is served once their time is over.
+    // One more stalled client reaches the limit: the next is served once the time of these is over.
     let _last = connect(address);
     assert!(ask(address, GET).starts_with("HTTP/1.1 200 "));
     drop(stalled);
@@ -111,7 +111,7 @@ fn a_port_that_is_taken_is_passed_over_in_a_range_and_warned_of_alone() {
     let taken = free();
     let (_other, _registration) = serve("other", taken);
     let source: Arc<dyn Source> = Arc::new(Fixed("alice"));
-    // Not the same request: another process's would look like this.
+    // Name a range, not the same port: an equal address would share the server.
     let range = MetricsAddress {
         last_port: taken.first_port.saturating_add(20),
         ..taken
@@ -127,7 +127,7 @@ fn a_port_that_is_taken_is_passed_over_in_a_range_and_warned_of_alone() {
     assert!(register(Asked::Metrics(alone), Arc::downgrade(&source)).is_none());
 }
 
-/// A source on a Unix socket in this folder.
+/// Registers a source on a Unix socket in this folder.
 fn offer(name: &'static str, folder: &Path) -> (Arc<dyn Source>, Registration) {
     let source: Arc<dyn Source> = Arc::new(Fixed(name));
     let asked = Asked::Top(vec![folder.to_owned()]);
@@ -182,7 +182,7 @@ fn names_of_processes_that_are_gone_are_removed_by_the_next() {
     let folder = Folder::make(std::slice::from_ref(&path)).unwrap();
     drop(folder.listen("1-gone").unwrap());
     let _served = offer("alice", &path);
-    // The thread begins with that: it is over before it answers.
+    // The thread sweeps the folder when it starts: wait for that.
     let deadline = Instant::now() + Duration::from_secs(60);
     while folder.names().unwrap().len() > 1 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(10));

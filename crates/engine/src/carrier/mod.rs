@@ -200,7 +200,7 @@ pub(crate) trait SendCarrier: Send {
     /// Returns whether anything has moved.
     ///
     /// # Errors
-    /// An announced payload cannot be sent: the connection must end.
+    /// An announced payload cannot be sent: the lane must end.
     fn step(&mut self, _announced: bool) -> Result<bool, Error> {
         Ok(false)
     }
@@ -217,6 +217,11 @@ pub(crate) trait SendCarrier: Send {
     /// Returns whether this carrier waits for something outside of this process.
     fn is_waiting(&self) -> bool {
         false
+    }
+
+    /// Returns the error that a plugin reported, if any: its comm is closed.
+    fn comm_error(&self) -> Option<&Error> {
+        None
     }
 
     /// Returns the bytes that have left beside the stream since the last call.
@@ -309,6 +314,11 @@ impl SendCarriers {
             .filter(|carrier| carrier.flag() != 0 && carrier.is_busy())
     }
 
+    /// Returns the error that a plugin reported, if any.
+    pub(crate) fn comm_error(&self) -> Option<&Error> {
+        self.list.iter().find_map(|carrier| carrier.comm_error())
+    }
+
     /// Returns whether any carrier has operations in flight.
     pub(crate) fn is_busy(&self) -> bool {
         self.is_mixed && self.list.iter().any(|carrier| carrier.is_busy())
@@ -354,6 +364,11 @@ pub(crate) trait ReceiveCarrier<P>: Send {
         false
     }
 
+    /// Returns the error that a plugin reported, if any: its comm is closed.
+    fn comm_error(&self) -> Option<&Error> {
+        None
+    }
+
     /// Returns whether a payload may still be in flight when its last byte was received.
     fn defers(&self) -> bool {
         false
@@ -380,7 +395,7 @@ pub(crate) trait ReceiveCarrier<P>: Send {
     /// Advances operations in flight; returns whether anything has moved.
     ///
     /// # Errors
-    /// An announced payload will not arrive: the connection must end.
+    /// An announced payload will not arrive: the lane must end.
     fn step(&mut self) -> Result<bool, Error> {
         Ok(false)
     }
@@ -472,6 +487,11 @@ impl<P: Target + 'static> ReceiveCarriers<P> {
         };
         list.iter_mut()
             .filter(|carrier| carrier.is_beside() && carrier.is_busy())
+    }
+
+    /// Returns the error that a plugin reported, if any.
+    pub(crate) fn comm_error(&self) -> Option<&Error> {
+        self.list.iter().find_map(|carrier| carrier.comm_error())
     }
 
     /// Returns whether any carrier has operations in flight.

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use tcpx_net::Stream;
 use tcpx_proto::frame::Status;
 use tcpx_proto::frame::down::StreamId;
-use tcpx_proto::handshake::{Established, OwnerProof};
+use tcpx_proto::handshake::{Established, OwnerProof, RejectCode};
 use tcpx_proto::info::ConnectionInfo;
 
 use self::desk::{Desk, Step};
@@ -214,9 +214,7 @@ pub(crate) trait Link: Send + Sync {
     fn give_up(&self) {}
 
     /// Ends a link that the peer does not know any more, unless the peer had said goodbye.
-    fn forgotten(&self, error: Error) {
-        self.kill(error);
-    }
+    fn forgotten(&self, _code: RejectCode) {}
 
     /// Fails everything in flight on a link that has ended. When this returns, nothing from the
     /// link lands in memory or reaches the session any more.

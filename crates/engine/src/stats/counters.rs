@@ -267,6 +267,13 @@ impl PeerCounters {
         block.add(cell.next(), bytes as u64);
     }
 
+    /// Returns the bytes of all chunks that have arrived on a path: acknowledged or landed.
+    pub(crate) fn arrived(&self, path: PathKind) -> u64 {
+        let sums = self.sums();
+        let sides = [Side::Written, Side::Read, Side::Landed];
+        sides.map(|side| sums.moved(path, side).bytes).iter().sum()
+    }
+
     pub(super) fn sums(&self) -> Sums {
         // Hold the lock while adding up: a lane that retires meanwhile would be counted twice, or
         // not at all.

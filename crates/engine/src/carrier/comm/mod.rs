@@ -61,7 +61,7 @@ const UNPACK_MESSAGE_BYTES: usize = 512 << 10;
 /// Limits how long releasing memory waits for a comm that completes no request.
 const LET_GO_STALL: Duration = Duration::from_secs(1);
 
-/// Time that a broken comm waits before it ends its connection:
+/// Time that a broken comm waits before it ends its lane:
 /// the peer may have sent the reason on the stream.
 const LAST_WORDS: Duration = Duration::from_millis(250);
 
@@ -77,6 +77,12 @@ impl Broken {
             error,
             since: Instant::now(),
         }
+    }
+
+    /// Returns the error if the plugin has reported it.
+    fn of_plugin(&self) -> Option<&Error> {
+        let is_reported = matches!(self.error, Error::Plugin(tcpx_ncclnet::Error::Call { .. }));
+        is_reported.then_some(&self.error)
     }
 
     /// Returns the error once the waiting time is over.

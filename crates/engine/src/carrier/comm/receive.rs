@@ -371,6 +371,10 @@ impl<T: Target> ReceiveCarrier<T> for CommReceive<T> {
             || self.frames.iter().any(|frame| frame.unposted > 0)
     }
 
+    fn comm_error(&self) -> Option<&Error> {
+        self.broken.as_ref().and_then(Broken::of_plugin)
+    }
+
     fn take_moved(&mut self) -> u64 {
         std::mem::take(&mut self.received)
     }

@@ -401,6 +401,10 @@ impl SendCarrier for CommSend {
         !self.posted.is_empty() || announced.any(|frame| !frame.is_posted())
     }
 
+    fn comm_error(&self) -> Option<&Error> {
+        self.broken.as_ref().and_then(Broken::of_plugin)
+    }
+
     fn take_moved(&mut self) -> u64 {
         std::mem::take(&mut self.sent)
     }

@@ -244,7 +244,7 @@ impl ControlLoop {
         if let Some(rejoin) = attempt.rejoin.take() {
             let causes = attempt.failures.into_iter().map(|failure| failure.cause);
             let causes: Vec<_> = causes.collect();
-            return self.rejoin_failed(&attempt.peer, rejoin, &causes);
+            return self.rejoin_failed(rejoin, &causes);
         }
         let error = error(&attempt);
         limited!(DEBUG, peer = attempt.peer.name(), %error, "cannot connect");

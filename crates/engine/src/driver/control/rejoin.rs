@@ -189,12 +189,7 @@ impl ControlLoop {
 
     /// Handles a failed attempt at a new stream: ends the connection if the peer no longer knows
     /// it, or no process listens; otherwise retries later.
-    pub(super) fn rejoin_failed(
-        &mut self,
-        peer: &PeerShared,
-        rejoin: Rejoin,
-        causes: &[AttemptCause],
-    ) {
+    pub(super) fn rejoin_failed(&mut self, rejoin: Rejoin, causes: &[AttemptCause]) {
         let Rejoin {
             link,
             wanted,
@@ -202,15 +197,14 @@ impl ControlLoop {
         } = rejoin;
         let forgotten = causes.iter().find_map(|cause| match cause {
             AttemptCause::Handshake(HandshakeError::PeerRejected { code }) if is_final(*code) => {
-                Some(LostCause::Forgotten(*code))
+                Some(*code)
             }
             _ => None,
         });
         let is_refused = |cause: &AttemptCause| matches!(cause, AttemptCause::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused);
         let nobody = wanted.is_last && !causes.is_empty() && causes.iter().all(is_refused);
-        if let Some(cause) = forgotten {
-            let peer = peer.name().to_owned();
-            link.forgotten(Error::PeerLost { peer, cause });
+        if let Some(code) = forgotten {
+            link.forgotten(code);
         } else if nobody {
             link.give_up();
         } else {

@@ -33,6 +33,10 @@ impl From<io::Error> for Ended {
 
 impl From<Error> for Ended {
     fn from(error: Error) -> Self {
-        Self::Lost(error.into())
+        match error {
+            // The plugin reported an error: the lane needs new comms, and with them a new stream.
+            Error::Plugin(tcpx_ncclnet::Error::Call { .. }) => Self::Broken(error.into()),
+            error => Self::Lost(error.into()),
+        }
     }
 }

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tcpx_proto::connection::{Heard, Known};
 use tcpx_proto::frame::down::{Ending, StreamId};
@@ -20,20 +20,58 @@ use crate::error::{Error, LostCause};
 use crate::link::{Link, Rejoined, Wanted};
 use crate::log::limited;
 use crate::memory::InterfaceSet;
-use crate::stats::Count;
+use crate::stats::{Count, PathKind};
 use crate::trace::{End, Kind};
 use crate::transfer::{ChunkRef, Run};
 
 /// Bytes in flight on the express lane above which further small transfers use other lanes.
 const EXPRESS_BYTES: usize = 256 << 10;
 
+/// Limits how often a plugin may fail in a row, with no chunk arrived in between, before the
+/// connection ends: lanes would otherwise be restored for ever.
+const MAX_COMM_FAILURES: u32 = 4;
+
+/// Failures within this time count once: one event ends the comms of many lanes.
+const SAME_FAILURE: Duration = Duration::from_millis(200);
+
 /// State of a connection that has lost lanes.
 #[derive(Default)]
 pub(super) struct Lost {
+    comm_failures: CommFailures,
     /// Runs that wait for a lane.
     pub(super) parked: Vec<Arc<Run>>,
     /// When the last lane was lost, and the cause of the first loss; `None` while there is a lane.
     pub(super) alone: Option<(Instant, LostCause)>,
+}
+
+/// Failures of a plugin between which no chunk has arrived.
+#[derive(Default)]
+struct CommFailures {
+    count: u32,
+    last: Option<(Instant, LostCause)>,
+    /// Bytes of the chunks that had arrived at the last failure.
+    arrived: u64,
+}
+
+impl CommFailures {
+    /// Records a failure; returns whether the plugin is to be given up.
+    fn note(&mut self, arrived: u64, now: Instant, cause: LostCause) -> bool {
+        let last = self.last.replace((now, cause));
+        let is_same = |(last, _)| now.saturating_duration_since(last) < SAME_FAILURE;
+        if self.arrived != arrived {
+            self.count = 1;
+        } else if !last.is_some_and(is_same) {
+            self.count += 1;
+        }
+        self.arrived = arrived;
+        self.count >= MAX_COMM_FAILURES
+    }
+
+    /// Returns the cause of the last failure, unless a chunk has arrived since.
+    fn cause(&self, arrived: u64) -> Option<LostCause> {
+        let last = self.last.as_ref().filter(|_| self.arrived == arrived);
+        last.map(|(_, cause)| cause.clone())
+    }
 }
 
 impl Connection {
@@ -56,11 +94,39 @@ impl Connection {
     pub(super) fn recover(&self) -> Vec<Wanted> {
         let lanes = self.lanes.load_full();
         for lane in lanes.iter() {
-            if lane.is_down() && !self.has_ended() && lane.take_apart() {
+            if !lane.is_down() || lane.is_apart() || self.has_ended() {
+                continue;
+            }
+            if !self.gives_up_plugin(lane) && lane.take_apart() {
                 self.let_go_of_lane(lane);
             }
         }
         self.wanted(&lanes)
+    }
+
+    /// Ends the connection if the plugin, which has failed on a lost lane, has done nothing else
+    /// for a while.
+    fn gives_up_plugin(&self, lane: &Lane) -> bool {
+        let Some(error) = lane.comm_error() else {
+            return false;
+        };
+        let cause = LostCause::from(error);
+        let arrived = self.above.counters().arrived(PathKind::Plugin);
+        let mut lost = self.lost.lock();
+        let failures = &mut lost.comm_failures;
+        let gives_up = failures.note(arrived, Instant::now(), cause.clone());
+        drop(lost);
+        if gives_up {
+            let peer = self.above.name().to_owned();
+            self.close(&cause.to_string(), Error::PeerLost { peer, cause });
+        }
+        gives_up
+    }
+
+    /// Returns the plugin's error if it may be why the peer has ended the connection.
+    pub(super) fn plugin_cause(&self) -> Option<LostCause> {
+        let arrived = self.above.counters().arrived(PathKind::Plugin);
+        self.lost.lock().comm_failures.cause(arrived)
     }
 
     fn let_go_of_lane(&self, lane: &Arc<Lane>) {
@@ -433,4 +499,36 @@ fn least_loaded<'a>(lanes: impl Iterator<Item = &'a Arc<Lane>>) -> Option<&'a Ar
     lanes
         .filter(|lane| !lane.is_down())
         .min_by_key(|lane| lane.load.load(Ordering::Relaxed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CAUSE: LostCause = LostCause::LaneDropped;
+
+    #[test]
+    fn plugin_that_only_fails_is_given_up() {
+        let start = Instant::now();
+        let at = |round: u32| start + round * SAME_FAILURE;
+        let mut failures = CommFailures::default();
+        for round in 0..MAX_COMM_FAILURES - 1 {
+            // Several lanes fail at the same moment.
+            assert!(!failures.note(0, at(2 * round), CAUSE));
+            assert!(!failures.note(0, at(2 * round) + SAME_FAILURE / 2, CAUSE));
+        }
+        assert!(failures.note(0, at(2 * MAX_COMM_FAILURES), CAUSE));
+        assert_eq!(failures.cause(0), Some(CAUSE));
+    }
+
+    #[test]
+    fn plugin_that_works_between_failures_is_kept() {
+        let start = Instant::now();
+        let mut failures = CommFailures::default();
+        for round in 1..100 {
+            let arrived = u64::from(round / (MAX_COMM_FAILURES - 1));
+            assert!(!failures.note(arrived, start + round * SAME_FAILURE, CAUSE));
+            assert_eq!(failures.cause(arrived + 1), None);
+        }
+    }
 }

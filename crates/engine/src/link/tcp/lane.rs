@@ -231,6 +231,12 @@ impl Lane {
         self.down.get().is_some()
     }
 
+    /// Returns the error that the plugin reported on the lane's comms, if any.
+    pub(super) fn comm_error(&self) -> Option<Error> {
+        let sending = self.sender.lock().comm_error();
+        sending.or_else(|| self.receiver.lock().comm_error())
+    }
+
     /// Marks the stream as lost; returns false if it already was.
     pub(super) fn mark_down(&self, cause: LostCause) -> bool {
         self.down.set((Instant::now(), cause)).is_ok()

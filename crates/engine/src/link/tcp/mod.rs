@@ -31,7 +31,7 @@ use arc_swap::ArcSwap;
 use tcpx_proto::connection::Losses;
 use tcpx_proto::frame::down::StreamId;
 use tcpx_proto::frame::{Header, Kind, Status};
-use tcpx_proto::handshake::{Established, Features};
+use tcpx_proto::handshake::{Established, Features, RejectCode};
 use tcpx_proto::info::ConnectionInfo;
 
 use self::drive::{DrivenLane, Pause};
@@ -528,11 +528,18 @@ impl Link for Connection {
         self.end_with(error);
     }
 
-    fn forgotten(&self, error: Error) {
+    fn forgotten(&self, code: RejectCode) {
         for lane in self.lanes.load().iter() {
             self.hear_out(lane);
         }
-        self.end_with(error);
+        // The session has probably given up the plugin, and had no lane to tell why.
+        let ended = code == RejectCode::UnknownConnection;
+        let cause = ended.then(|| self.plugin_cause()).flatten();
+        let peer = self.above.name().to_owned();
+        self.end_with(Error::PeerLost {
+            peer,
+            cause: cause.unwrap_or(LostCause::Forgotten(code)),
+        });
     }
 
     fn give_up(&self) {

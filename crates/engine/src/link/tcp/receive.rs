@@ -140,6 +140,11 @@ impl Receiver {
         Ok(if moved { Received::More } else { received })
     }
 
+    /// Returns the error that the plugin reported on the comm, if any.
+    pub(super) fn comm_error(&self) -> Option<Error> {
+        self.carriers.comm_error().cloned()
+    }
+
     /// Advances payloads beside the stream; returns whether anything has moved.
     fn step_beside(&mut self, lane: &Lane) -> Result<bool, Ended> {
         let mut moved = false;

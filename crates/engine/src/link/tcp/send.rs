@@ -154,6 +154,11 @@ impl Sender {
         self.carriers.is_beside()
     }
 
+    /// Returns the error that the plugin reported on the comm, if any.
+    pub(super) fn comm_error(&self) -> Option<Error> {
+        self.carriers.comm_error().cloned()
+    }
+
     /// Advances payloads beside the stream; returns whether anything has moved.
     fn step_beside(&mut self, lane: &Lane) -> Result<bool, Ended> {
         // Never before their frames: the peer could not accept them.

@@ -17,7 +17,7 @@ export PROFILE
 help:
 	@echo 'make demo        build what is missing and measure this machine (two processes)'
 	@echo 'make test        run every test; ends with the time of each part and what was skipped'
-	@echo 'make test-quick  run the tests that take a minute'
+	@echo 'make test-quick  run unit tests and a choice of stories: about a minute once built'
 	@echo 'make lint        check formatting, clippy and documentation, warnings denied'
 	@echo 'make docs        build the documentation site in dist/site'
 	@echo 'make dist        fill dist/ with what is shipped'

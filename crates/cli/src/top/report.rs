@@ -154,7 +154,7 @@ fn sessions(name: &str, process: &Process) -> Vec<Session> {
         let paths: Vec<_> = paths.into_iter().filter(|path| !path.is_empty()).collect();
         let slow = peers.iter().find_map(|peer| {
             let slow = peer.figures.slow.as_ref()?;
-            Some(format!("{}: {slow}", peer.name))
+            Some(format!("{} {slow}", peer.name))
         });
         let figures = Figures {
             path: paths.join(", "),

@@ -49,17 +49,7 @@ pub(crate) fn run(reader: Reader, interval: Duration, colour: bool) -> io::Resul
         if is_hung_up(LOOK) {
             break;
         }
-        let is_ready = match event::poll(Duration::ZERO) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => false,
-            outcome => outcome?,
-        };
-        if is_ready {
-            match event::read()? {
-                Event::Key(key) if key.kind == KeyEventKind::Press => app.press(key),
-                _ => {}
-            }
-            is_changed = true;
-        }
+        is_changed |= handle_events(&mut app, next_event)?;
         for reading in readings.try_iter() {
             model.update(reading);
             app.update(Report::new(&model));
@@ -67,6 +57,38 @@ pub(crate) fn run(reader: Reader, interval: Duration, colour: bool) -> io::Resul
         }
     }
     Ok(())
+}
+
+/// Handles all events that have arrived, as [`next_event`] returns them, or those up to the end of
+/// the program. Returns whether there were any.
+///
+/// `crossterm` reads the bytes of several keys at once and keeps the events: none may be left to
+/// [`is_hung_up`], which sees only bytes that were not read.
+fn handle_events(
+    app: &mut App,
+    mut next: impl FnMut() -> io::Result<Option<Event>>,
+) -> io::Result<bool> {
+    let mut is_changed = false;
+    while !app.is_over
+        && let Some(event) = next()?
+    {
+        match event {
+            Event::Key(key) if key.kind == KeyEventKind::Press => app.press(key),
+            _ => {}
+        }
+        is_changed = true;
+    }
+    Ok(is_changed)
+}
+
+/// Returns the next event that has arrived, without waiting.
+fn next_event() -> io::Result<Option<Event>> {
+    match event::poll(Duration::ZERO) {
+        Ok(true) => event::read().map(Some),
+        Ok(false) => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Waits for a key, a signal or the end of `time`. Returns whether the terminal is gone;
@@ -113,5 +135,27 @@ fn watch_signals() {
             action.sa_flags = libc::SA_RESETHAND;
             libc::sigaction(signal, &raw const action, std::ptr::null_mut());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::crossterm::event::{KeyCode, KeyEvent};
+
+    use super::*;
+    use crate::top::app::Sort;
+
+    #[test]
+    fn keys_that_arrive_together_are_handled_together() {
+        let key = |key| Event::Key(KeyEvent::from(KeyCode::Char(key)));
+        let mut events = ['s', 's', 'r'].map(key).into_iter();
+        let mut app = App::default();
+        assert!(handle_events(&mut app, || Ok(events.next())).unwrap());
+        assert_eq!((app.sort, app.is_reversed), (Sort::InFlight, true));
+        assert!(!handle_events(&mut app, || Ok(None)).unwrap());
+        // Keys after the end of the program change nothing.
+        let mut events = ['q', 'r'].map(key).into_iter();
+        assert!(handle_events(&mut app, || Ok(events.next())).unwrap());
+        assert!(app.is_over && app.is_reversed);
     }
 }

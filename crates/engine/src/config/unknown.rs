@@ -10,15 +10,16 @@ use super::rows::ROWS;
 /// Prefix of tcpx's variables.
 const PREFIX: &str = "TCPX_";
 
-/// Variables that other parts of tcpx read.
+/// Variables of users that other parts of tcpx read.
 const OTHERS: &[&str] = &[
     "TCPX_AS_UCCL",
-    "TCPX_BLESS",
-    "TCPX_BENCH_TEST_PEER",
     "TCPX_NIXL_PLUGIN",
     "TCPX_RENDEZVOUS",
     "TCPX_RENDEZVOUS_RUN",
 ];
+
+/// Variables that tests of tcpx read. They are known, but no suggestion names them.
+const INTERNAL: &[&str] = &["TCPX_BENCH_TEST_PEER", "TCPX_BLESS"];
 
 /// Prefixes of variables that the plugin emulator and tests read.
 const OTHER_PREFIXES: &[&str] = &["TCPX_EMU_", "TCPX_TEST_"];
@@ -86,6 +87,7 @@ fn settings() -> impl Iterator<Item = &'static str> {
 fn is_known(name: &str) -> bool {
     settings().any(|known| known == name)
         || OTHERS.contains(&name)
+        || INTERNAL.contains(&name)
         || OTHER_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
@@ -144,6 +146,16 @@ mod tests {
             unknown(&[("TCPX_FAVOURITE_COLOUR", "red")]),
             ["TCPX_FAVOURITE_COLOUR is not a setting: `tcpx config` lists all settings"]
         );
+    }
+
+    #[test]
+    fn suggestions_name_no_variable_of_tests() {
+        for name in ["TCPX_BLES", "TCPX_BLESSED", "TCPX_BENCH"] {
+            let text = format!("{name} is not a setting: `tcpx config` lists all settings");
+            assert_eq!(unknown(&[(name, "1")]), [text]);
+        }
+        assert_eq!(unknown(&[("TCPX_BLESS", "1")]), [""; 0]);
+        assert_eq!(unknown(&[("TCPX_BENCH_TEST_PEER", "1")]), [""; 0]);
     }
 
     #[test]

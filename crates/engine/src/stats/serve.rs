@@ -34,6 +34,9 @@ const MAX_CLIENTS: usize = 16;
 const MAX_REQUEST: usize = 8 << 10;
 /// How long a connection may take for its request and its answer.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 10 });
+/// How long the listener rests after a failure to accept. A process without free descriptors leaves
+/// the connection in the queue, and the poller would report it again at once.
+const REST: Duration = Duration::from_millis(100);
 /// The token of the listener; those of clients follow.
 const LISTENER: u64 = 0;
 
@@ -169,6 +172,7 @@ fn try_register(asked: &Asked, source: Weak<dyn Source>) -> io::Result<Registrat
             server: served,
             poller,
             door,
+            rests_until: None,
             clients: Vec::new(),
             next: LISTENER + 1,
         }
@@ -183,6 +187,8 @@ fn try_register(asked: &Asked, source: Weak<dyn Source>) -> io::Result<Registrat
 /// The listener that readers connect to.
 struct Door {
     listener: Listener,
+    /// Takes the next connection, as [`Listener::accept`] does.
+    accept: fn(&Listener) -> io::Result<Stream>,
     /// The folder and the file name, if the listener is a Unix socket.
     name: Option<(Folder, String)>,
 }
@@ -194,8 +200,11 @@ impl Door {
                 let listener = bind(*address)?;
                 let address = listener.local_addr()?;
                 tracing::info!("metrics are served at http://{address}/metrics");
-                let name = None;
-                Ok(Self { listener, name })
+                Ok(Self {
+                    listener,
+                    accept: |listener| listener.accept().map(|(stream, _)| stream),
+                    name: None,
+                })
             }
             Asked::Top(places) => {
                 let folder = Folder::make(places)?;
@@ -204,16 +213,12 @@ impl Door {
                 getrandom::fill(&mut random).map_err(io::Error::other)?;
                 let (process, random) = (std::process::id(), u64::from_ne_bytes(random));
                 let (listener, name) = folder.listen(&format!("{process}-{random:016x}"))?;
-                let name = Some((folder, name));
-                Ok(Self { listener, name })
+                Ok(Self {
+                    listener,
+                    accept: Listener::accept_own,
+                    name: Some((folder, name)),
+                })
             }
-        }
-    }
-
-    fn accept(&self) -> io::Result<Stream> {
-        match self.name {
-            Some(_) => self.listener.accept_own(),
-            None => self.listener.accept().map(|(stream, _)| stream),
         }
     }
 }
@@ -248,6 +253,8 @@ struct Loop {
     server: Arc<Server>,
     poller: Poller,
     door: Door,
+    /// The end of the rest after a failure to accept; the listener is not armed before.
+    rests_until: Option<Instant>,
     clients: Vec<Client>,
     next: u64,
 }
@@ -272,21 +279,13 @@ impl Loop {
         }
         let mut events = Vec::new();
         while !self.server.is_over.load(Ordering::Acquire) {
-            let now = Instant::now();
-            self.clients.retain(|client| client.deadline > now);
-            // Accept no more than the limit: further connections wait in the kernel until a client
-            // is done.
-            if self.clients.len() < MAX_CLIENTS {
-                let _ = self.poller.arm(&self.door.listener, LISTENER, false);
-            }
-            let next = self.clients.iter().map(|client| client.deadline).min();
-            let timeout = next.map(|next| next.saturating_duration_since(now));
+            let timeout = self.prepare(Instant::now());
             if self.poller.wait(&mut events, timeout).is_err() {
                 return;
             }
             for event in events.drain(..) {
                 match event {
-                    Event::Ready(LISTENER) => self.accept(),
+                    Event::Ready(LISTENER) => self.accept(Instant::now()),
                     Event::Ready(token) => self.serve(token),
                     Event::Woken => {}
                 }
@@ -294,12 +293,37 @@ impl Loop {
         }
     }
 
-    fn accept(&mut self) {
+    /// Drops clients whose time is over, and arms the listener if a connection may be accepted.
+    /// Returns how long the thread may wait for events.
+    fn prepare(&mut self, now: Instant) -> Option<Duration> {
+        self.clients.retain(|client| client.deadline > now);
+        self.rests_until = self.rests_until.filter(|until| *until > now);
+        // Accept no more than the limit: further connections wait in the kernel until a client is
+        // done.
+        if self.clients.len() < MAX_CLIENTS && self.rests_until.is_none() {
+            let _ = self.poller.arm(&self.door.listener, LISTENER, false);
+        }
+        let deadlines = self.clients.iter().map(|client| client.deadline);
+        let next = deadlines.chain(self.rests_until).min();
+        next.map(|next| next.saturating_duration_since(now))
+    }
+
+    fn accept(&mut self, now: Instant) {
         while self.clients.len() < MAX_CLIENTS {
-            let stream = match self.door.accept() {
+            let stream = match (self.door.accept)(&self.door.listener) {
                 Ok(stream) => stream,
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => continue,
-                Err(_) => return,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    limited!(
+                        WARN,
+                        %error,
+                        remedy = "raise the limit of open files (ulimit -n), or free memory",
+                        "cannot accept a reader of statistics"
+                    );
+                    self.rests_until = Some(now + REST);
+                    return;
+                }
             };
             let token = self.next;
             self.next += 1;
@@ -307,7 +331,7 @@ impl Loop {
                 self.clients.push(Client {
                     token,
                     stream,
-                    deadline: Instant::now() + PATIENCE,
+                    deadline: now + PATIENCE,
                     request: Vec::new(),
                     answer: None,
                     sent: 0,

@@ -69,12 +69,16 @@ impl Ring {
         false
     }
 
-    /// Takes all records, and returns the number of those dropped since the last call. Only one
-    /// thread at a time may call this.
-    pub(super) fn drain(&self, mut each: impl FnMut(Record)) -> u64 {
-        let added = self.added.load(Ordering::Acquire);
+    /// Returns the number of records added since the start, for [`Ring::drain`].
+    pub(super) fn added(&self) -> u64 {
+        self.added.load(Ordering::Acquire)
+    }
+
+    /// Takes the records that were there when [`Ring::added`] returned `until`. Returns the number
+    /// of records dropped since the last call. Only one thread at a time may call this.
+    pub(super) fn drain(&self, until: u64, mut each: impl FnMut(Record)) -> u64 {
         let mut taken = self.taken.load(Ordering::Relaxed);
-        while taken < added {
+        while taken < until {
             let slot = &self.slots[(taken % self.slots.len() as u64) as usize];
             let words = std::array::from_fn(|at| slot[at].load(Ordering::Relaxed));
             if let Some(record) = Record::decode(&words) {
@@ -93,7 +97,7 @@ impl Ring {
         self.is_over.store(true, Ordering::Release);
     }
 
-    /// Returns whether the thread has ended: the next [`Ring::drain`] then finds its last records.
+    /// Returns whether the thread has ended: the next [`Ring::added`] then counts its last records.
     pub(super) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
     }

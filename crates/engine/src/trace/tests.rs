@@ -85,11 +85,11 @@ fn a_ring_keeps_the_order_and_counts_what_it_has_no_room_for() {
         for number in 0..6 {
             ring.push(&record(10 * round + number));
         }
-        let dropped = ring.drain(|record| seen.push(record.transfer));
+        let dropped = ring.drain(ring.added(), |record| seen.push(record.transfer));
         assert_eq!(dropped, 2);
     }
     assert_eq!(seen, [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]);
-    assert_eq!(ring.drain(|_| panic!("it is empty")), 0);
+    assert_eq!(ring.drain(ring.added(), |_| panic!("it is empty")), 0);
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn a_ring_loses_nothing_between_threads_but_what_it_counts() {
         });
         loop {
             let is_over = ring.is_over();
-            dropped += ring.drain(|record| {
+            dropped += ring.drain(ring.added(), |record| {
                 assert!(record.transfer >= next, "in order");
                 assert_eq!(record.bytes, record.transfer);
                 assert_eq!(record.seq, record.transfer as u32);

@@ -157,6 +157,16 @@ pub(super) enum TrackId {
     In(Track),
 }
 
+/// Records and names that are to be written.
+pub(super) struct Pending {
+    /// The rings, each with the number of its records that may be written: the writer knows the
+    /// texts of these.
+    pub(super) rings: Vec<(Arc<Ring>, u64)>,
+    /// The rings of threads that have ended. They have no other records.
+    over: Vec<Arc<Ring>>,
+    pub(super) names: Vec<(TrackId, String)>,
+}
+
 #[derive(Default)]
 struct Requested {
     is_over: bool,
@@ -289,15 +299,31 @@ impl Tracer {
     /// Writes the records made so far.
     pub(super) fn write(&self) {
         let mut writer = self.writer.lock();
-        let (rings, names) = {
-            let mut shared = self.shared.lock();
-            writer.learn(&shared.texts);
-            (shared.rings.clone(), std::mem::take(&mut shared.names))
-        };
-        // Check before draining: the records that an ended thread has now are its last.
-        let over: Vec<_> = rings.iter().filter(|ring| ring.is_over()).collect();
+        let pending = self.take(&mut writer);
+        self.write_pending(&mut writer, &pending);
+    }
+
+    /// Takes what is to be written, and lets the writer learn the texts of these records.
+    fn take(&self, writer: &mut Writer) -> Pending {
+        let mut shared = self.shared.lock();
+        // Check before counting: the records that an ended thread has now are its last.
+        let is_over = |ring: &&Arc<Ring>| ring.is_over();
+        let over = shared.rings.iter().filter(is_over).cloned().collect();
+        // Count while the lock is held: a thread adds a text before it makes a record of it, so the
+        // texts of the counted records are there. Those of later records may not be.
+        let count = |ring: &Arc<Ring>| (Arc::clone(ring), ring.added());
+        let rings = shared.rings.iter().map(count).collect();
+        writer.learn(&shared.texts);
+        Pending {
+            rings,
+            over,
+            names: std::mem::take(&mut shared.names),
+        }
+    }
+
+    fn write_pending(&self, writer: &mut Writer, pending: &Pending) {
         let unseated = self.unseated.swap(0, Ordering::Relaxed);
-        let goes_on = writer.write(&rings, &names, unseated, self.nanos(Instant::now()));
+        let goes_on = writer.write(pending, unseated, self.nanos(Instant::now()));
         if goes_on.is_full {
             // Keep the state `Over`.
             let (from, to) = (State::Recording as u8, State::Full as u8);
@@ -307,7 +333,8 @@ impl Tracer {
         if goes_on.is_broken {
             self.state.store(State::Over as u8, Ordering::Relaxed);
         }
-        if !over.is_empty() {
+        if !pending.over.is_empty() {
+            let over = &pending.over;
             let is_left = |ring: &Arc<Ring>| !over.iter().any(|gone| Arc::ptr_eq(gone, ring));
             self.shared.lock().rings.retain(is_left);
         }
@@ -339,4 +366,34 @@ impl Drop for Seat {
 thread_local! {
     /// The seats of this thread, usually one.
     static SEATS: RefCell<Vec<Seat>> = const { RefCell::new(Vec::new()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::{Kind, Value};
+
+    #[test]
+    fn a_text_that_is_added_while_records_are_written_is_not_missing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("trace.json");
+        let opened = Output::open(&path, 1 << 20, None);
+        let tracer = Tracer::new(opened.map_err(|(_, error)| error).expect("a file"));
+        let push = |text: &str| {
+            let record = Record::new(Kind::Posted);
+            tracer.push(record.value(Value::Text(tracer.text(text))));
+        };
+        let mut writer = tracer.writer.lock();
+        push("WRITE to early");
+        let pending = tracer.take(&mut writer);
+        push("WRITE to late");
+        tracer.write_pending(&mut writer, &pending);
+        drop(writer);
+        let written = || std::fs::read_to_string(&path).expect("the file");
+        assert!(written().contains("\"name\":\"WRITE to early\""));
+        assert!(!written().contains("\"name\":\"\""), "{}", written());
+        tracer.finish().expect("complete");
+        assert!(written().contains("\"name\":\"WRITE to late\""));
+        assert!(!written().contains("\"name\":\"\""), "{}", written());
+    }
 }

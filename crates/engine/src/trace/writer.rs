@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use super::file::{Batch, Finished, Output};
 use super::json::{Clock, Json};
-use super::ring::Ring;
-use super::tracer::{Tracer, TrackId};
+use super::tracer::{Pending, Tracer};
 use crate::log::limited;
 
 /// The longest time between two writes.
@@ -60,28 +59,22 @@ impl Writer {
         self.output.as_ref().map(|output| output.path().to_owned())
     }
 
-    /// Takes over the texts that records may refer to from now on.
+    /// Takes over the texts that the next records to be written may refer to.
     pub(super) fn learn(&mut self, texts: &[Arc<str>]) {
         self.json.names.learn(texts);
     }
 
-    /// Writes the records of the rings, and the names of tracks.
-    pub(super) fn write(
-        &mut self,
-        rings: &[Arc<Ring>],
-        names: &[(TrackId, String)],
-        unseated: u64,
-        now: u64,
-    ) -> Written {
+    /// Writes records and names of tracks.
+    pub(super) fn write(&mut self, pending: &Pending, unseated: u64, now: u64) -> Written {
         let mut batch = Batch::default();
-        for (track, name) in names {
+        for (track, name) in &pending.names {
             let line = self.json.name(*track, name);
             self.add_lines(&mut batch, &line, 0);
         }
         let mut lost = unseated;
-        for ring in rings {
+        for (ring, until) in &pending.rings {
             // Records added meanwhile wait for the next call: no thread delays the others.
-            lost += ring.drain(|record| {
+            lost += ring.drain(*until, |record| {
                 let mut lines = self.json.take_buffer();
                 self.json.record(&record, ring.thread, &mut lines);
                 self.add_lines(&mut batch, &lines, 1);

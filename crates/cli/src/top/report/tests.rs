@@ -159,11 +159,11 @@ fn slow_peers_and_lanes_are_named() {
     let second = [done("a", gb, 1), done("b", gb, 1), done("c", gb / 10, 1)];
     let report = Report::new(&model(&[&first, &second]));
     let slow = report.sessions[0].figures.slow.as_deref();
-    assert_eq!(slow, Some("c: is slow: 100.0 MB/s, others 1.00 GB/s"));
+    assert_eq!(slow, Some("c is slow: 100.0 MB/s, others 1.00 GB/s"));
     let stands = [done("a", 5, 1)];
     let report = Report::new(&model(&[&stands[..]; 6]));
     let slow = report.sessions[0].figures.slow.as_deref();
-    assert_eq!(slow, Some("a: has moved nothing for 5 s"));
+    assert_eq!(slow, Some("a has moved nothing for 5 s"));
     let idle = [done("a", 5, 0)];
     let report = Report::new(&model(&[&idle[..]; 6]));
     assert_eq!(report.sessions[0].figures.slow, None, "nothing in flight");

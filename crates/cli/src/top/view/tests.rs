@@ -62,7 +62,7 @@ fn sessions_are_shown_with_path_rate_plot_and_limit() {
             "█",
             "program python3 serve.py (tcpx 0.1.0)",
             "limits  the network or the peer",
-            "slow    c: is slow: 100.0 MB/s, others 1.00 GB/s",
+            "slow    c is slow: 100.0 MB/s, others 1.00 GB/s",
             "q quit",
         ],
     );

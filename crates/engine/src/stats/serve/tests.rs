@@ -107,6 +107,65 @@ fn scrapers_that_stall_keep_nobody_else_from_being_served() {
 }
 
 #[test]
+fn a_listener_rests_after_a_failure_to_accept() {
+    static ATTEMPTS: AtomicUsize = AtomicUsize::new(0);
+    let attempts = || ATTEMPTS.load(Ordering::Relaxed);
+    let address = free();
+    let asked = Asked::Metrics(address);
+    let mut door = Door::open(&asked).unwrap();
+    door.accept = |listener| match ATTEMPTS.fetch_add(1, Ordering::Relaxed) {
+        0 | 1 => Err(io::Error::other("too many open files")),
+        _ => listener.accept().map(|(stream, _)| stream),
+    };
+    let poller = Poller::new().unwrap();
+    poller.add(&door.listener, LISTENER).unwrap();
+    let mut serving = Loop {
+        server: Arc::new(Server {
+            process: std::process::id(),
+            asked,
+            sources: Mutex::default(),
+            is_over: AtomicBool::new(false),
+            waker: poller.waker(),
+            thread: Mutex::new(None),
+        }),
+        poller,
+        door,
+        rests_until: None,
+        clients: Vec::new(),
+        next: LISTENER + 1,
+    };
+    let _waiting = connect(address);
+    let events = |serving: &Loop| {
+        let mut events = Vec::new();
+        serving
+            .poller
+            .wait(&mut events, Some(Duration::ZERO))
+            .unwrap();
+        events
+    };
+    let mut now = Instant::now();
+    for failures in 1..=2 {
+        assert_eq!(serving.prepare(now), None);
+        assert_eq!(events(&serving), [Event::Ready(LISTENER)]);
+        serving.accept(now);
+        assert_eq!(attempts(), failures, "one attempt");
+        // The connection is still in the queue, and is not reported before the rest is over.
+        for elapsed in [Duration::ZERO, REST / 2] {
+            assert_eq!(serving.prepare(now + elapsed), Some(REST - elapsed));
+            assert_eq!(events(&serving), []);
+        }
+        now += REST;
+    }
+    assert_eq!(serving.prepare(now), None);
+    assert_eq!(events(&serving), [Event::Ready(LISTENER)]);
+    serving.accept(now);
+    assert_eq!(serving.clients.len(), 1);
+    assert_eq!(attempts(), 4, "the last finds the queue empty");
+    assert_eq!(serving.rests_until, None, "an empty queue is no failure");
+    assert_eq!(serving.prepare(now), Some(PATIENCE));
+}
+
+#[test]
 fn a_port_that_is_taken_is_passed_over_in_a_range_and_warned_of_alone() {
     let taken = free();
     let (_other, _registration) = serve("other", taken);

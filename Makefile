@@ -3,6 +3,7 @@
 # PROFILE=dev   the build that the tests of the C library, the NIXL backend and the Python package
 #               load: `dev` (the default) is built with the Rust tests, `release` is shipped
 # PARTS="…"     the parts that `make test` runs (scripts/test-all --list)
+# JOBS=2        how many of them run at once
 
 CARGO ?= cargo
 DIST  := dist
@@ -10,7 +11,7 @@ DIST  := dist
 # Paths of the libraries that tests load.
 PROFILE   ?= dev
 TEST_DIST := $(if $(filter release,$(PROFILE)),$(DIST),target/test-dist)
-export PROFILE
+export PROFILE JOBS
 
 .PHONY: help demo test test-quick test-build dist docs bench soak lint fuzz loom clean need-cargo
 

@@ -1,11 +1,14 @@
 """Checks that facts written in several places agree, and that the summary of the tests lists
 skips."""
 
+import io
 import json
 import os
 import re
 import subprocess
 import tempfile
+import threading
+import time
 import unittest
 from pathlib import Path
 
@@ -93,12 +96,66 @@ SKIPPED [2] tests/nixl/test_transfers.py:84: Python has strided lists from NIXL 
 
     def test_the_summary_groups_skips_by_reason(self):
         skips = [tests.Skip("stories", "a", "no nft"), tests.Skip("plugin", "b", "no nft")]
-        text = tests.report([("stories", "passed", 61.0)], skips, ["nixl"])
+        text = tests.report([("stories", "passed", 61.0)], skips, ["nixl"], 130.0)
         self.assertIn("stories     passed     1:01", text)
+        self.assertIn("all                    2:10", text)
         self.assertIn("not run: nixl", text)
         self.assertEqual(text.count("no nft"), 1)
         self.assertIn("    stories: a\n    plugin: b", text)
-        self.assertIn("skipped: nothing", tests.report([], [], []))
+        self.assertIn("skipped: nothing", tests.report([], [], [], 0.0))
+
+    def test_output_of_parts_is_not_mixed(self):
+        out = io.BytesIO()
+        terminal = tests.Terminal(out)
+        terminal.begin("a", "a")
+        terminal.begin("b", "b")
+        terminal.begin("c", "c")
+        terminal.show("b", b"b1 ")
+        terminal.show("a", b"a1 ")
+        self.assertEqual(out.getvalue(), b"\n=== a\na1 ")
+        terminal.end("b", "b is over")
+        terminal.show("c", b"c1 ")
+        terminal.end("a", "a is over")
+        terminal.show("c", b"c2 ")
+        terminal.end("c", "c is over")
+        self.assertEqual(
+            out.getvalue(),
+            b"\n=== a\na1 === a is over\n"
+            b"\n=== b\nb1 === b is over\n"
+            b"\n=== c\nc1 c2 === c is over\n",
+        )
+
+    def run_parts(self, chosen, failing, keep_going=False):
+        """Runs parts, two at once; returns the names in the order in which they ended, and the most
+        that ran beside `build` and beside another part."""
+        lock, running, most = threading.Lock(), set(), {True: 0, False: 0}
+
+        def execute(name):
+            with lock:
+                running.add(name)
+                is_build = "build" in running
+                most[is_build] = max(most[is_build], len(running))
+            time.sleep(0.01)
+            with lock:
+                running.remove(name)
+            return tests.Result(name, int(name in failing), "", 0.0)
+
+        results = tests.run_all(chosen, 2, keep_going, execute)
+        return [result.part for result in results], most
+
+    def test_parts_run_two_at_once_after_the_build(self):
+        parts, most = self.run_parts(["build", "a", "b", "c", "d"], [])
+        self.assertEqual(sorted(parts), ["a", "b", "build", "c", "d"])
+        self.assertEqual(parts[0], "build")
+        self.assertEqual(most[True], 1)
+        self.assertLessEqual(most[False], 2)
+
+    def test_nothing_is_started_after_a_failure(self):
+        self.assertEqual(self.run_parts(["build", "a"], ["build"])[0], ["build"])
+        parts, _ = self.run_parts(["a", "b", "c", "d", "e", "f"], ["a", "b"])
+        self.assertEqual(sorted(parts), ["a", "b"])
+        parts, _ = self.run_parts(["a", "b", "c"], ["a"], keep_going=True)
+        self.assertEqual(sorted(parts), ["a", "b", "c"])
 
 
 if __name__ == "__main__":

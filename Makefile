@@ -3,7 +3,7 @@
 # PROFILE=dev   the build that the tests of the C library, the NIXL backend and the Python package
 #               load: `dev` (the default) is built with the Rust tests, `release` is shipped
 # PARTS="…"     the parts that `make test` runs (scripts/test-all --list)
-# JOBS=2        how many of them run at once
+# JOBS=1        how many of them run at once (default: 2 with four CPUs or more)
 
 CARGO ?= cargo
 DIST  := dist
@@ -47,7 +47,7 @@ test-quick: need-cargo
 # Compiles the tests, then the libraries for other languages. Cargo has built the command and the C
 # library for the Rust tests: only the NIXL backend and the Python module are left.
 test-build: need-cargo
-	$(CARGO) test --workspace --locked --no-run
+	$(CARGO) test --workspace --exclude=tcpx-python --locked --no-run
 ifeq ($(PROFILE),release)
 	$(MAKE) dist
 else

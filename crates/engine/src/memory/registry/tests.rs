@@ -10,8 +10,9 @@ use tcpx_proto::descriptor::RegionKey;
 use tcpx_proto::frame::{Entry, Header, Kind, Status, Table};
 use tcpx_proto::lane::Op;
 
-use super::{Memory, Refusal, Registry, Users, one_place};
+use super::{Memory, Refusal, Registration, Registry, Users, one_place};
 use crate::memory::{Grant, Nearness, Staging, is_same_place};
+use crate::sync::{Mutex, Rank};
 use crate::testing::session;
 use crate::trace::Trace;
 use crate::{Buffer, Config, Error, MemoryKind, Region, RemoteRegion, Session};
@@ -447,33 +448,42 @@ fn the_first_gpu_is_that_of_the_oldest_registration() {
     assert!(bare.registry.first_gpu().is_none());
     let host = bare.add(1, 0x1000, 100);
     assert!(bare.registry.first_gpu().is_none(), "staged host memory");
+    let kind = MemoryKind::Cuda { device: 0 };
     let on_gpu = |place: usize| {
-        let region = bare.add(place, 0x2000 * (place + 1), 100);
-        let memory = region.memory();
-        let kind = MemoryKind::Cuda { device: 0 };
-        let descriptor = bare.registry.describe(memory.span, kind).unwrap();
+        let like = bare.add(place, 0x2000 * (place + 1), 100);
+        let like = like.memory();
         let memory = Arc::new(Memory {
-            id: memory.id,
-            span: memory.span,
+            id: like.id,
+            span: like.span,
             kind,
-            device: memory.device.clone(),
-            near: memory.near,
-            descriptor,
+            device: like.device.clone(),
+            near: like.near,
+            descriptor: bare.registry.describe(like.span, kind).unwrap(),
             live: true.into(),
             part_of: None,
         });
         let entry = (Arc::clone(&memory), 1);
         bare.registry.by_key.write().insert(memory.key(), entry);
-        memory
+        Region::new(Registration {
+            id: memory.id,
+            memory,
+            registry: Arc::downgrade(&bare.registry),
+            ended: false.into(),
+            ending: Mutex::new(Rank::Registration, ()),
+            _owner: None,
+        })
     };
     let is_on = |place: usize| {
         let first = bare.registry.first_gpu();
         is_same_place(first.as_ref(), bare.staging[place].host())
     };
-    let (older, _newer) = (on_gpu(2), on_gpu(1));
+    let (older, newer) = (on_gpu(2), on_gpu(1));
+    assert_eq!((older.kind(), older.descriptor().kind()), (kind, kind));
     assert!(is_on(2));
-    assert!(bare.registry.remove(&older));
+    drop(older);
     assert!(is_on(1));
+    drop(newer);
+    assert!(bare.registry.first_gpu().is_none());
     drop(host);
 }
 

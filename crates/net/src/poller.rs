@@ -254,6 +254,60 @@ mod tests {
     }
 
     #[test]
+    fn a_source_reports_room_to_write_if_asked() {
+        let poller = Poller::new().unwrap();
+        let (_near, far) = UnixStream::pair().unwrap();
+        poller.add(&far, 7).unwrap();
+        poller.arm(&far, 7, false).unwrap();
+        assert_eq!(wait(&poller), [], "nothing to read");
+        poller.arm(&far, 7, true).unwrap();
+        assert_eq!(wait(&poller), [Event::Ready(7)]);
+        assert_eq!(wait(&poller), []);
+    }
+
+    #[test]
+    fn a_source_reports_what_there_is_to_read_while_it_cannot_write() {
+        let poller = Poller::new().unwrap();
+        let (mut near, far) = UnixStream::pair().unwrap();
+        far.set_nonblocking(true).unwrap();
+        while (&far).write(&[0; 4096]).is_ok() {}
+        poller.add(&far, 7).unwrap();
+        poller.arm(&far, 7, true).unwrap();
+        assert_eq!(wait(&poller), []);
+        near.write_all(b"x").unwrap();
+        assert_eq!(wait(&poller), [Event::Ready(7)]);
+    }
+
+    #[test]
+    fn a_signal_is_readable_from_raise_to_clear_and_blocks_nobody() {
+        let signal = Signal::new().unwrap();
+        let is_readable = || {
+            let mut this = [PollFd::new(&signal, PollFlags::IN)];
+            poll(&mut this, Some(&Timespec::default())).unwrap() == 1
+        };
+        // A descriptor that blocks would hang `clear` here, and `raise` where its count is full.
+        assert!(
+            rustix::fs::fcntl_getfl(&signal)
+                .unwrap()
+                .contains(rustix::fs::OFlags::NONBLOCK)
+        );
+        assert!(
+            rustix::io::fcntl_getfd(&signal)
+                .unwrap()
+                .contains(rustix::io::FdFlags::CLOEXEC)
+        );
+        assert!(!is_readable());
+        signal.raise();
+        signal.raise();
+        assert!(is_readable());
+        signal.clear();
+        assert!(!is_readable());
+        signal.clear();
+        signal.raise();
+        assert!(is_readable());
+    }
+
+    #[test]
     fn a_source_that_is_armed_for_writing_does_not_report_what_there_is_to_read() {
         let poller = Poller::new().unwrap();
         let (mut near, far) = UnixStream::pair().unwrap();

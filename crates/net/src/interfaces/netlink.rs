@@ -302,6 +302,9 @@ fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixDatagram;
+    use std::time::Duration;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -358,6 +361,21 @@ mod tests {
     }
 
     #[test]
+    fn each_flag_of_a_link_is_its_own() {
+        for flags in 0..0x80 {
+            let message = link(flags, &[attribute(IFLA_IFNAME, b"eth0\0")]);
+            let link = parse_link(&message).unwrap();
+            let expected = [IFF_UP, IFF_RUNNING, IFF_LOOPBACK].map(|flag| flags & flag == flag);
+            assert_eq!(
+                [link.up, link.running, link.loopback],
+                expected,
+                "{flags:#x}"
+            );
+            assert_eq!((link.mtu, link.kind), (0, None));
+        }
+    }
+
+    #[test]
     fn our_end_of_a_point_to_point_link_is_taken() {
         let (theirs, ours) = (
             attribute(IFA_ADDRESS, &[10, 0, 0, 2]),
@@ -388,6 +406,111 @@ mod tests {
             None,
             "duplicate"
         );
+        // An optimistic address can be bound while its duplicate check is outstanding.
+        for (flags, is_bindable) in [(0x44, true), (0x04, true), (0x48, false), (0x4c, false)] {
+            let found = parse_address(&addr(24, flags, &[address()]));
+            assert_eq!(found.is_some(), is_bindable, "{flags:#x}");
+        }
+    }
+
+    #[test]
+    fn addresses_have_the_length_of_their_family() {
+        for len in 0..20u8 {
+            let bytes: Vec<u8> = (1..=len).collect();
+            let expected = match len {
+                4 => Some(IpAddr::from([1, 2, 3, 4])),
+                16 => Some(IpAddr::from(<[u8; 16]>::try_from(&bytes[..]).unwrap())),
+                _ => None,
+            };
+            assert_eq!(ip(&bytes), expected);
+        }
+    }
+
+    /// Makes one message of an answer.
+    fn message(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
+        let len = HEADER + payload.len();
+        let mut bytes = (len as u32).to_ne_bytes().to_vec();
+        bytes.extend_from_slice(&kind.to_ne_bytes());
+        bytes.extend_from_slice(&flags.to_ne_bytes());
+        bytes.extend_from_slice(&sequence.to_ne_bytes());
+        bytes.resize(HEADER, 0);
+        bytes.extend_from_slice(payload);
+        bytes.resize(len.next_multiple_of(4), 0);
+        bytes
+    }
+
+    /// Sequence number of the request that [`ask`] sends.
+    const SEQUENCE: u32 = 5;
+
+    /// Asks for links; each of `answers` is one datagram of the kernel. Returns their names.
+    fn ask(answers: &[Vec<u8>]) -> io::Result<Option<Vec<String>>> {
+        let (ours, kernel) = UnixDatagram::pair()?;
+        // A dump that waits for more than there is fails.
+        ours.set_read_timeout(Some(Duration::from_secs(10)))?;
+        for answer in answers {
+            kernel.send(answer)?;
+        }
+        let (get, new) = (RTM_GETLINK, RTM_NEWLINK);
+        let found = dump_once(&ours.into(), SEQUENCE, get, new, IFINFOMSG, parse_link)?;
+        let mut request = [0; 64];
+        let len = kernel.recv(&mut request)?;
+        assert_eq!(request[..len], question(get, SEQUENCE, IFINFOMSG));
+        Ok(found.map(|links| links.into_iter().map(|link| link.name).collect()))
+    }
+
+    fn named(name: &[u8]) -> Vec<u8> {
+        link(IFF_UP, &[attribute(IFLA_IFNAME, name)])
+    }
+
+    #[test]
+    fn a_dump_is_the_wanted_messages_with_its_number() {
+        let done = message(NLMSG_DONE, 0, SEQUENCE, &[]);
+        let first = [
+            message(RTM_NEWLINK, 0, SEQUENCE, &named(b"lo\0")),
+            message(RTM_NEWLINK, 0, SEQUENCE - 1, &named(b"late\0")),
+            message(RTM_NEWADDR, 0, SEQUENCE, &named(b"other\0")),
+            message(NLMSG_DONE, 0, SEQUENCE + 1, &[]),
+        ];
+        let second = [message(RTM_NEWLINK, 0, SEQUENCE, &named(b"eth0\0")), done];
+        let found = ask(&[first.concat(), second.concat()]).unwrap();
+        assert_eq!(found, Some(vec!["lo".to_owned(), "eth0".to_owned()]));
+    }
+
+    #[test]
+    fn a_dump_that_was_interrupted_is_not_used() {
+        let messages = |interrupted: usize| {
+            let kinds = [RTM_NEWLINK, RTM_NEWLINK, NLMSG_DONE].into_iter();
+            let messages = kinds.enumerate().map(|(index, kind)| {
+                let flag = if index == interrupted {
+                    NLM_F_DUMP_INTR
+                } else {
+                    0
+                };
+                message(kind, flag | 0x2, SEQUENCE, &named(b"lo\0"))
+            });
+            messages.collect::<Vec<_>>().concat()
+        };
+        for interrupted in 0..3 {
+            assert_eq!(ask(&[messages(interrupted)]).unwrap(), None);
+        }
+        assert_eq!(
+            ask(&[messages(3)]).unwrap().map(|found| found.len()),
+            Some(2)
+        );
+    }
+
+    #[test]
+    fn a_dump_fails_with_the_kernels_error_or_a_malformed_answer() {
+        let refused = message(NLMSG_ERROR, 0, SEQUENCE, &(-1i32).to_ne_bytes());
+        let error = ask(&[refused]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        let mut long = message(NLMSG_DONE, 0, SEQUENCE, &[]);
+        long[0] += 4;
+        let too_long = vec![0; ANSWER + 1];
+        for malformed in [long, too_long, vec![0; 3]] {
+            let error = ask(&[malformed]).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        }
     }
 
     #[test]

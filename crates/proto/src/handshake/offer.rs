@@ -243,6 +243,7 @@ mod tests {
     fn features_are_a_set() {
         let both = bits(0b110) & bits(0b011);
         assert_eq!(both.bits(), 0b010);
+        assert_eq!((bits(0b110) | bits(0b011)).bits(), 0b111);
         assert!(bits(0b110).contains(both) && both.contains(Features::NONE));
         assert!(!both.contains(bits(0b110)));
         assert_eq!(bits(0b110).without(bits(0b011)), bits(0b100));

@@ -4,7 +4,7 @@ use super::*;
 use crate::memory::nearness_tests::{GPUS, nics, two_sockets};
 use crate::memory::{Nearness, Registry, Staging};
 use crate::trace::Trace;
-use crate::{Buffer, Config};
+use crate::{Buffer, Config, Region};
 use proptest::prelude::*;
 use tcpx_cuda::StandIn;
 use tcpx_proto::frame::{Header, Kind, Table};
@@ -58,10 +58,9 @@ fn device_does_not_copy_across_adjacent_regions() {
         memory: 1,
         ..piece(1100, 0x2000, 100, 1)
     };
-    let list = vec![piece(1000, 0x5000, 100, 1), other];
-    let spans = |device: Option<Arc<dyn Device>>| {
+    let spans = |remote: u64, device: Option<Arc<dyn Device>>| {
         let mut pieces = Pieces {
-            list: list.clone(),
+            list: vec![piece(1000, remote, 100, 1), other],
             memory: Vec::new(),
             groups: groups(1),
         };
@@ -72,8 +71,11 @@ fn device_does_not_copy_across_adjacent_regions() {
         };
         Plan::new(Op::Write, pieces, limits).spans.len()
     };
-    assert_eq!(spans(None), 1);
-    assert_eq!(spans(Some(Arc::new(tcpx_cuda::StandIn::new(1)))), 2);
+    // Whether or not the pieces are adjacent in the peer's memory, too.
+    for remote in [0x5000, 0x2000 - 100] {
+        assert_eq!(spans(remote, None), 1);
+        assert_eq!(spans(remote, Some(Arc::new(StandIn::new(1)))), 2);
+    }
 }
 
 #[test]
@@ -238,6 +240,27 @@ fn adjacent_segments_are_merged() {
 }
 
 #[test]
+fn only_pieces_that_are_adjacent_on_both_sides_are_merged() {
+    let first = piece(4096, 7000, 100, 1);
+    let next = piece(4196, 7100, 100, 1);
+    let joined = first.join(&next).unwrap();
+    assert_eq!((joined.local.address(), joined.local.len()), (4096, 200));
+    assert_eq!(joined.address, 7000);
+    let others = [
+        piece(4197, 7100, 100, 1),
+        piece(4195, 7100, 100, 1),
+        piece(4196, 7101, 100, 1),
+        piece(4196, 7099, 100, 1),
+        piece(4196, 7100, 100, 2),
+        Piece { memory: 1, ..next },
+        Piece { group: 1, ..next },
+    ];
+    for other in others {
+        assert!(first.join(&other).is_none(), "{other:?}");
+    }
+}
+
+#[test]
 fn small_blocks_share_chunks_and_stay_whole() {
     let pieces: Vec<_> = (0..4096)
         .map(|i| piece(4096 + i * 40_000, i as u64 * 50_000, 16 << 10, 1))
@@ -257,6 +280,253 @@ fn a_full_table_ends_a_chunk() {
         plan.layout(0).entries as usize,
         (MAX_TABLE_BYTES - REGION_BYTES) / ENTRY_BYTES
     );
+}
+
+/// A table has the keys of its regions as well, each once.
+#[test]
+fn keys_count_in_a_full_table() {
+    let list = |keys: usize| -> Vec<_> {
+        let key = |i: usize| RegionKey((i as u128 % keys as u128).to_le_bytes());
+        let piece = |i: usize| Piece {
+            key: key(i),
+            ..piece(4096 + i * 2, i as u64 * 3, 1, 1)
+        };
+        (0..2000).map(piece).collect()
+    };
+    for keys in [1, 2, 3, 100, 255, 256, 257, 2000] {
+        let plan = plan(&list(keys), 1 << 20, 1);
+        let first = plan.layout(0);
+        let used = |entries: usize| entries.min(keys) * REGION_BYTES + entries * ENTRY_BYTES;
+        let most = (1..).take_while(|&entries| used(entries) <= MAX_TABLE_BYTES);
+        let most = most.last().unwrap();
+        assert_eq!(
+            (first.entries as usize, most.min(keys)),
+            (most, first.regions.into())
+        );
+        assert_eq!(plan.table(first).len(), used(most));
+        assert!(plan.keys().is_sorted_by(|a, b| a.0 < b.0));
+        assert_eq!(plan.keys().len(), keys);
+    }
+}
+
+/// A block that fits into one chunk is cut only if the open chunk is less than half full.
+#[test]
+fn blocks_are_cut_where_chunks_would_stay_short() {
+    const CHUNK: usize = 1 << 20;
+    let lengths = |first: usize, second: usize| {
+        let second = piece(4096 + 2 * CHUNK, 4 << 20, second, 1);
+        let plan = plan(&[piece(4096, 0, first, 1), second], CHUNK, 1);
+        (0..plan.len())
+            .map(|i| plan.layout(i).bytes)
+            .collect::<Vec<_>>()
+    };
+    let half = CHUNK / 2;
+    assert_eq!(lengths(half, CHUNK), [half, CHUNK]);
+    assert_eq!(lengths(half - 1, CHUNK), [CHUNK, half - 1]);
+    assert_eq!(lengths(half, CHUNK + 1), [CHUNK, half + 1]);
+    assert_eq!(lengths(CHUNK, 1), [CHUNK, 1]);
+    assert_eq!(lengths(CHUNK - 1, 1), [CHUNK]);
+    assert_eq!(lengths(CHUNK - 1, 2), [CHUNK - 1, 2]);
+}
+
+#[test]
+fn chunks_are_as_long_as_lanes_and_limits_allow() {
+    const KIB: usize = 1 << 10;
+    const MIB: usize = 1 << 20;
+    let groups = groups(2);
+    let bytes = |total, chunk_bytes, lanes| {
+        let limits = Limits { chunk_bytes, lanes };
+        [0, 1].map(|group: usize| limits.chunk_bytes(total, &groups[group]))
+    };
+    // Large transfers have full chunks, longer ones for staged memory.
+    assert_eq!(bytes(1 << 30, MIB, 4), [MIB, CHUNK_FACTOR * MIB]);
+    let most = MAX_CHUNK_BYTES as usize;
+    assert_eq!(bytes(1 << 40, most, 4), [most, most]);
+    // Others have a chunk per lane, in pages, or two for staged memory that is long enough.
+    assert_eq!(bytes(2 * MIB, MIB, 4), [512 * KIB, 512 * KIB]);
+    assert_eq!(bytes(3 * MIB, MIB, 4), [768 * KIB, 512 * KIB]);
+    assert_eq!(bytes(6 * MIB, 4 * MIB, 4), [1536 * KIB, 768 * KIB]);
+    assert_eq!(bytes(MIB + 1, MIB, 4), [260 * KIB, 260 * KIB]);
+    // Short transfers are not spread further.
+    assert_eq!(bytes(100, MIB, 4), [MIN_SPREAD_BYTES; 2]);
+    assert_eq!(bytes(100, 4 * KIB, 4), [4 * KIB, CHUNK_FACTOR * 4 * KIB]);
+    // Without lanes the transfer is planned as for one.
+    assert_eq!(bytes(512 * KIB, MIB, 0), [512 * KIB; 2]);
+}
+
+/// Registered memory of three places: the host, and two devices.
+struct Places {
+    registry: Arc<Registry>,
+    staging: [Staging; 3],
+}
+
+impl Places {
+    fn new() -> Self {
+        let config = Config::defaults();
+        let staging = || {
+            let nearness = Nearness::new(&config, &[], std::path::Path::new("/nonexistent"));
+            Staging::new(&config, nearness, &Trace::default())
+        };
+        let on_device = |seed| staging().on(StandIn::new(seed));
+        Self {
+            registry: Registry::new([7; 32]),
+            staging: [staging(), on_device(1), on_device(2)],
+        }
+    }
+
+    fn add(&self, place: usize, span: Span) -> Region {
+        let staging = &self.staging[place];
+        let added = self.registry.add(staging, span, MemoryKind::Host, None);
+        added.unwrap()
+    }
+}
+
+fn plan_of(pieces: Pieces) -> Plan {
+    let limits = Limits {
+        chunk_bytes: 1 << 20,
+        lanes: 1,
+    };
+    Plan::new(Op::Write, pieces, limits)
+}
+
+/// Plans a piece of each region, in the peer's memory of the kind beside it.
+fn plan_between(pairs: &[(&Region, MemoryKind)]) -> Plan {
+    let mut pieces = Pieces::default();
+    for (region, remote) in pairs {
+        let (index, _) = pieces.add_memory(region.memory());
+        pieces.push(index, region.memory().span, key(1), 0, *remote);
+    }
+    plan_of(pieces)
+}
+
+#[test]
+fn memory_is_added_once() {
+    let places = Places::new();
+    let regions = [0, 1, 2].map(|i| places.add(0, span(0x1000 + i * 0x1000, 100)));
+    let mut pieces = Pieces::default();
+    let mut add = |index: usize| pieces.add_memory(regions[index].memory());
+    let expected = [(0, true), (1, true), (0, false), (2, true), (1, false)];
+    assert_eq!([0, 1, 0, 2, 1].map(&mut add), expected);
+}
+
+/// A chunk is moved in one go at each end, so its memory is in one place at each.
+#[test]
+fn groups_tell_every_pair_of_places_apart() {
+    let places = Places::new();
+    let kinds = [
+        MemoryKind::Host,
+        MemoryKind::Cuda { device: 0 },
+        MemoryKind::Cuda { device: 1 },
+    ];
+    let mut pieces = Pieces::default();
+    let mut seen = Vec::new();
+    for round in 0..2 {
+        for place in 0..3 {
+            let region = places.add(place, span(0x1000 + (round * 3 + place) * 0x1000, 100));
+            let (index, _) = pieces.add_memory(region.memory());
+            for kind in kinds {
+                pieces.push(index, region.memory().span, key(1), 0, kind);
+                seen.push((pieces.list.last().unwrap().group, (place, kind)));
+            }
+        }
+    }
+    for (group, pair) in &seen {
+        for (other, other_pair) in &seen {
+            assert_eq!(group == other, pair == other_pair);
+        }
+    }
+    let plan = plan_of(pieces);
+    assert_eq!(plan.len(), 9);
+    for chunk in (0..plan.len()).map(|i| plan.layout(i)) {
+        let (_, (place, _)) = seen
+            .iter()
+            .find(|(group, _)| *group == chunk.group)
+            .unwrap();
+        let host = places.staging[*place].host();
+        assert!(is_same_place(plan.device(chunk), host));
+        assert!(is_same_place(plan.place(chunk).device, host));
+        assert_eq!(plan.place(chunk).memory.len(), 6);
+    }
+}
+
+#[test]
+fn a_plan_knows_which_devices_it_needs() {
+    let places = Places::new();
+    let [host, device, other] = [0, 1, 2].map(|i| places.add(i, span(0x1000 * (i + 1), 100)));
+    let again = places.add(1, span(0x9000, 100));
+    let there = MemoryKind::Cuda { device: 3 };
+    let found = |pairs: &[(&Region, MemoryKind)]| {
+        let plan = plan_between(pairs);
+        let only = plan.only_device().cloned();
+        if only.is_some() {
+            assert!(is_same_place(only.as_ref(), places.staging[1].host()));
+        }
+        (plan.has_devices(), only.is_some())
+    };
+    assert_eq!(found(&[]), (false, false));
+    assert_eq!(found(&[(&host, MemoryKind::Host)]), (false, false));
+    assert_eq!(found(&[(&host, there)]), (true, false));
+    assert_eq!(found(&[(&device, MemoryKind::Host)]), (true, false));
+    assert_eq!(found(&[(&device, there)]), (true, true));
+    assert_eq!(found(&[(&device, there), (&again, there)]), (true, true));
+    assert_eq!(found(&[(&device, there), (&other, there)]), (true, false));
+    assert_eq!(found(&[(&device, there), (&host, there)]), (true, false));
+    assert_eq!(
+        found(&[(&device, there), (&again, MemoryKind::Host)]),
+        (true, false)
+    );
+}
+
+#[test]
+fn a_plan_knows_its_revoked_memory() {
+    let places = Places::new();
+    let regions = [0, 1, 2].map(|i| places.add(0, span(0x1000 + i * 0x1000, 100)));
+    let plan = plan_between(&[0, 1, 2].map(|i| (&regions[i], MemoryKind::Host)));
+    assert!(plan.revoked().is_none());
+    regions[1].deregister().unwrap();
+    assert_eq!(
+        plan.revoked().map(|memory| memory.id),
+        Some(regions[1].id())
+    );
+    regions[0].deregister().unwrap();
+    assert_eq!(
+        plan.revoked().map(|memory| memory.id),
+        Some(regions[0].id())
+    );
+}
+
+#[test]
+fn ranges_of_adjacent_regions_are_not_in_one() {
+    let places = Places::new();
+    let regions = [0x1000, 0x1064].map(|start| places.add(0, span(start, 100)));
+    let plan = plan_between(&[0, 1].map(|i| (&regions[i], MemoryKind::Host)));
+    let region_of = |address: usize| match address {
+        0x1000..0x1064 => Some(0),
+        0x1064..0x10c8 => Some(1),
+        _ => None,
+    };
+    let addresses = [0xfff, 0x1000, 0x1063, 0x1064, 0x10c7, 0x10c8];
+    for a in addresses {
+        for b in addresses {
+            let [first, second] = [a, b].map(|address| tcpx_cuda::Range { address, len: 1 });
+            let expected = region_of(a).is_some() && region_of(a) == region_of(b);
+            assert_eq!(plan.is_in_one_region(&first, &second), expected);
+        }
+    }
+}
+
+#[test]
+fn the_table_of_a_chunk_is_what_the_peer_reads() {
+    let plan = plan(
+        &[piece(4096, 7000, 100, 1), piece(9000, 8000, 50, 2)],
+        1 << 20,
+        1,
+    );
+    let table = plan.read_table(plan.layout(0)).unwrap();
+    assert_eq!(table.regions().collect::<Vec<_>>(), [key(1), key(2)]);
+    let entries = table.entries().map(|e| (e.address, e.len, e.region));
+    assert_eq!(entries.collect::<Vec<_>>(), [(7000, 100, 0), (8000, 50, 1)]);
+    assert_eq!(plan.bytes, 150);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Peers that lie, replay or reflect: every one is refused.
 
 use super::*;
+use crate::codec::CodecError;
 use crate::handshake::message;
 
 #[test]
@@ -290,6 +291,35 @@ fn what_is_not_tcpx_is_refused_at_its_first_byte() {
     ] {
         let mut server = server();
         assert!(server.handle(header).is_err(), "{header:?}");
+    }
+}
+
+/// The numbers are those of `docs/wire-protocol.md`. A ClientHello of another version may be as short
+/// as its version range.
+#[test]
+fn every_length_outside_the_limits_of_its_kind_is_refused_with_the_header() {
+    for (kind, limits) in [
+        (MessageKind::ClientHello, 4..=1016),
+        (MessageKind::ServerHello, 80..=334),
+        (MessageKind::ClientProof, 64..=64),
+        (MessageKind::ServerReady, 0..=0),
+        (MessageKind::Reject, 2..=10),
+    ] {
+        for len in 0..=u16::MAX {
+            let mut header = b"TCPX".to_vec();
+            header.extend([kind as u8, 0]);
+            header.extend(len.to_le_bytes());
+            let found = message::Message::next(&header, kind).map(|_| ());
+            let expected: Result<(), HandshakeError> = if limits.contains(&len) {
+                Ok(())
+            } else {
+                let (min, max) = (usize::from(*limits.start()), usize::from(*limits.end()));
+                let len = usize::from(len);
+                let error = CodecError::LengthOutOfRange { len, min, max };
+                Err(MessageError::from(error).into())
+            };
+            assert_eq!(found, expected, "{kind} of {len} bytes");
+        }
     }
 }
 

@@ -1,5 +1,8 @@
 //! Incompatible sides, and offers of unknown features.
 
+use alloc::format;
+use alloc::string::ToString;
+
 use super::*;
 
 /// Bits that no build knows yet.
@@ -72,6 +75,36 @@ fn a_requirement_that_is_not_offered_is_named_with_its_side() {
     fit(native, offer(comms, 0), 0);
     fit(offer(comms, 0), plugin, comms);
     fit(plugin, offer(comms, 0), comms);
+}
+
+#[test]
+fn errors_name_the_message_the_reason_and_the_feature() {
+    let unexpected = HandshakeError::PeerMessageUnexpected {
+        found: MessageKind::ServerReady,
+        expected: MessageKind::ServerHello,
+    };
+    assert_eq!(
+        unexpected.to_string(),
+        "the peer sent ServerReady where ServerHello belongs"
+    );
+    let codes = [
+        (RejectCode::Version, "no protocol version in common"),
+        (RejectCode::TooMany, "too many connections"),
+        (RejectCode::Other(300), "reason 300"),
+    ];
+    for (code, text) in codes {
+        let rejected = HandshakeError::PeerRejected { code };
+        let expected = format!("the peer refused the connection: {text}");
+        assert_eq!(rejected.to_string(), expected);
+    }
+    let missing = missing(Features::COMMS.bits(), 0x30);
+    for text in [
+        HandshakeError::PeerIncompatible { missing }.to_string(),
+        RejectCode::Requirement(missing).to_string(),
+    ] {
+        assert!(text.contains("comms of a plugin"), "{text}");
+        assert!(text.contains("features 0x30"), "{text}");
+    }
 }
 
 #[test]

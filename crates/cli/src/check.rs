@@ -24,6 +24,7 @@
 //!
 //! Each side ends with a [`Report`] of what it saw.
 
+mod beside;
 mod client;
 mod message;
 mod paths;

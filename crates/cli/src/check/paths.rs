@@ -14,7 +14,7 @@ use tcpx_bench::place::Place;
 use tcpx_bench::workload::Pattern;
 
 use super::message::Message;
-use super::{CheckError, Lane, Step};
+use super::{CheckError, Lane, Step, beside};
 
 /// The number of bytes to copy.
 pub(super) const BYTES: usize = 4 << 10;
@@ -92,20 +92,11 @@ pub(super) fn find(
         return all_lanes("same_host is off");
     }
     let config = config.clone().with_same_host(SameHostKind::Require);
-    let session = config
-        .map_err(Error::from)
-        .and_then(Session::new)
-        .step("cannot start a session")?;
-    let info = session.connection_info();
-    Message::Beside { info }.send(channel)?;
-    let info = match Message::receive(channel)? {
-        Message::Beside { info } => info,
-        Message::Without { reason } => return all_lanes(&reason),
-        other => return Err(other.unexpected("Beside or Without")),
+    let config = config.map_err(Error::from).step("cannot refuse lanes")?;
+    let (session, peer) = match beside::open(&config, channel)? {
+        Ok(both) => both,
+        Err(reason) => return all_lanes(&reason),
     };
-    let peer = session
-        .add_peer(&info)
-        .step("cannot use the server's connection info")?;
     if let Err(error) = peer.connect(timeout) {
         return all_lanes(&reason(error));
     }

@@ -13,7 +13,7 @@ use tcpx_bench::memory::Placed;
 use tcpx_bench::place::Place;
 
 use super::message::Message;
-use super::{CheckError, REGION_MAX, Step};
+use super::{CheckError, REGION_MAX, Step, beside};
 
 /// The shortest time to measure.
 const TIME: Duration = Duration::from_millis(300);
@@ -55,25 +55,10 @@ pub(super) fn measure(
     channel: &mut Channel,
     timeout: Duration,
 ) -> Result<Speed, CheckError> {
-    // Use any free port: this side connects, so no peer needs its port, and the configured one may
-    // be taken.
-    let session = config
-        .clone()
-        .with("listen_port", 0)
-        .and_then(|config| config.with("advertise", ""))
-        .map_err(Error::from)
-        .and_then(Session::new)
-        .step("cannot start a session")?;
-    let info = session.connection_info();
-    Message::Beside { info }.send(channel)?;
-    let info = match Message::receive(channel)? {
-        Message::Beside { info } => info,
-        Message::Without { reason } => return Ok(Speed::unknown(reason)),
-        other => return Err(other.unexpected("Beside or Without")),
+    let (session, peer) = match beside::open(config, channel)? {
+        Ok(both) => both,
+        Err(reason) => return Ok(Speed::unknown(reason)),
     };
-    let peer = session
-        .add_peer(&info)
-        .step("cannot use the server's connection info")?;
     if let Err(error) = peer.connect(timeout.min(CONNECT_TIME)) {
         return Ok(Speed::unknown(error));
     }

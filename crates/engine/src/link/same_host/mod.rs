@@ -27,7 +27,7 @@ use tcpx_proto::neighbour::Message;
 use self::device::Devices;
 pub(crate) use self::exchange::Join;
 pub(crate) use self::grants::Grants;
-use self::regions::{Missing, Regions};
+use self::regions::{Missing, Parked, Regions};
 use self::wired::Wired;
 use super::desk::{Copying, INLINE_BYTES, Step, of_copy};
 use super::{Above, Context, SameHostInfo};
@@ -195,16 +195,22 @@ impl SameHost {
 
     /// Starts a run if its regions are open; otherwise requests them.
     fn start(&self, run: &Arc<Run>) -> bool {
-        match self.regions.missing(run.plan.keys()) {
-            Missing::Path(reason) => return self.refuse(run, &reason),
-            Missing::Answers(keys) => {
-                let Some(requests) = self.regions.park(run, &keys) else {
+        loop {
+            let keys = match self.regions.missing(run.plan.keys()) {
+                Missing::Path(reason) => return self.refuse(run, &reason),
+                Missing::Nothing => break,
+                Missing::Answers(keys) => keys,
+            };
+            match self.regions.park(run, &keys) {
+                Parked::Waits(requests) => {
+                    self.ask(&requests);
+                    return true;
+                }
+                Parked::Full => {
                     return self.refuse(run, "too many regions are requested at once");
-                };
-                self.ask(&requests);
-                return true;
+                }
+                Parked::Answered => {}
             }
-            Missing::Nothing => {}
         }
         if let Some(device) = run.plan.only_device() {
             return self.start_on_device(run, device);

@@ -156,6 +156,17 @@ pub(super) enum Missing {
     Path(Arc<str>),
 }
 
+/// Result of [`Regions::park`].
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Parked {
+    /// The run waits. These requests must be sent, for regions that were not requested yet.
+    Waits(Vec<(u32, RegionKey)>),
+    /// The run does not wait: every region has been answered meanwhile.
+    Answered,
+    /// The run does not wait: too many requests are pending.
+    Full,
+}
+
 impl Regions {
     pub(super) fn new() -> Self {
         Self {
@@ -188,19 +199,26 @@ impl Regions {
         }
     }
 
-    /// Parks a run until the answers for these regions have arrived. Returns the requests to send
-    /// for regions that were not requested yet; `None` if too many requests are pending.
-    pub(super) fn park(&self, run: &Arc<Run>, keys: &[RegionKey]) -> Option<Vec<(u32, RegionKey)>> {
+    /// Parks a run until an answer arrives, unless all of these regions were answered since
+    /// [`missing`](Self::missing) looked: no further answer would come for them.
+    pub(super) fn park(&self, run: &Arc<Run>, keys: &[RegionKey]) -> Parked {
         let mut asking = self.asking.lock();
         // Checked under the lock: a later answer finds the run.
         let by_key = self.by_key.read();
+        let mut unanswered = keys
+            .iter()
+            .filter(|key| !by_key.contains_key(key))
+            .peekable();
+        if unanswered.peek().is_none() {
+            return Parked::Answered;
+        }
         let mut requests = Vec::new();
-        for key in keys.iter().filter(|key| !by_key.contains_key(key)) {
+        for key in unanswered {
             if asking.by_request.values().any(|asked| asked == key) {
                 continue;
             }
             if asking.by_request.len() >= MAX_ASKED {
-                return None;
+                return Parked::Full;
             }
             let request = asking.next;
             asking.next = request.wrapping_add(1);
@@ -210,7 +228,7 @@ impl Regions {
         drop(by_key);
         asking.parked.push(Arc::clone(run));
         asking.since.get_or_insert_with(Instant::now);
-        Some(requests)
+        Parked::Waits(requests)
     }
 
     /// Returns the region of a request.
@@ -269,5 +287,56 @@ impl Regions {
         asking.by_request.clear();
         asking.since = None;
         std::mem::take(&mut asking.parked)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tcpx_net::Span;
+
+    use super::*;
+    use crate::transfer::{After, Limits, Op, Pieces, Plan};
+
+    const KEYS: [RegionKey; 2] = [RegionKey([1; 16]), RegionKey([2; 16])];
+
+    fn run() -> Arc<Run> {
+        // SAFETY: nothing moves the run.
+        let local = unsafe { Span::new(std::ptr::without_provenance_mut(4096), 4096) };
+        let limits = Limits {
+            chunk_bytes: 4096,
+            lanes: 1,
+        };
+        let plan = Plan::new(Op::Read, Pieces::untouched(local), limits);
+        Arc::new(Run::new(1, Arc::new(plan), After::Nothing))
+    }
+
+    fn access() -> Option<Access> {
+        Some(Access::Lanes("it is a test".into()))
+    }
+
+    #[test]
+    fn run_is_not_parked_behind_the_answer_that_it_needs() {
+        let regions = Regions::new();
+        assert!(matches!(regions.missing(&KEYS[..1]), Missing::Answers(_)));
+        let first = regions.park(&run(), &KEYS[..1]);
+        assert_eq!(first, Parked::Waits(vec![(0, KEYS[0])]));
+        // Another run has found the region missing; the answer comes before it parks.
+        assert_eq!(regions.answered(0, access()).len(), 1);
+        assert_eq!(regions.park(&run(), &KEYS[..1]), Parked::Answered);
+        assert!(!regions.has_parked());
+    }
+
+    #[test]
+    fn run_waits_while_one_of_its_regions_is_unanswered() {
+        let regions = Regions::new();
+        let both = KEYS.iter().enumerate().map(|(at, key)| (at as u32, *key));
+        assert_eq!(regions.park(&run(), &KEYS), Parked::Waits(both.collect()));
+        assert_eq!(regions.answered(0, access()).len(), 1);
+        // Requested already: the pending answer serves this run too.
+        assert_eq!(regions.park(&run(), &KEYS), Parked::Waits(Vec::new()));
+        // A refused region was not answered for good: it is requested again.
+        assert_eq!(regions.answered(1, None).len(), 1);
+        let again = Parked::Waits(vec![(2, KEYS[1])]);
+        assert_eq!(regions.park(&run(), &KEYS), again);
     }
 }

@@ -124,8 +124,13 @@ impl lane::Offer for Offered {
     }
 
     fn take(&self) -> Take<ChunkRef> {
+        // Read before the number of chunks left: an abort that came too late to stop the run
+        // returned its memory after the last chunk was taken.
         if self.0.plan.revoked().is_some() || self.0.was_let_go() {
-            return Take::Dead;
+            return match self.0.left_to_take() {
+                0 => Take::Nothing,
+                _ => Take::Dead,
+            };
         }
         Self::next(&self.0).map_or(Take::Nothing, Take::Chunk)
     }
@@ -139,5 +144,45 @@ impl lane::Offer for Offered {
             0 => all,
             lanes => lanes,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transfer::{After, Limits, Pieces, Plan, TransferState};
+    use tcpx_proto::lane::Offer;
+
+    fn offered(chunks: usize) -> Offered {
+        // SAFETY: nothing accesses the memory.
+        let local = unsafe { Span::new(4096 as *mut u8, chunks * (1 << 20)) };
+        let limits = Limits {
+            chunk_bytes: 1 << 20,
+            lanes: 1,
+        };
+        let plan = Plan::new(Op::Read, Pieces::untouched(local), limits);
+        Offered(Arc::new(Run::new(1, Arc::new(plan), After::Nothing)))
+    }
+
+    /// A lane that still has the offer must not fail a run that other lanes have completed.
+    #[test]
+    fn run_that_was_aborted_too_late_is_not_dead() {
+        let offered = offered(1);
+        assert!(matches!(offered.take(), Take::Chunk(_)));
+        assert!(offered.0.completion.commit());
+        assert!(!offered.0.completion.begin_abort());
+        offered.0.let_go();
+        assert!(matches!(offered.take(), Take::Nothing));
+        assert!(offered.0.settle(1));
+        offered.0.conclude(|_| {}, || {});
+        assert_eq!(offered.0.completion.state(), TransferState::Done);
+    }
+
+    #[test]
+    fn run_whose_memory_was_returned_hands_out_nothing() {
+        let offered = offered(2);
+        assert!(matches!(offered.take(), Take::Chunk(_)));
+        offered.0.let_go();
+        assert!(matches!(offered.take(), Take::Dead));
     }
 }

@@ -56,9 +56,9 @@ impl TransferState {
 /// The end of one posted operation: set once, observed by any thread.
 ///
 /// Begins as in progress. [`Completion::record`] keeps the first error, [`Completion::begin_abort`]
-/// or [`Completion::commit`] decides whether the operation may still be aborted, and
-/// [`Completion::finish`] ends it and wakes all waiters. Changes happen under one lock; reading the
-/// state takes none.
+/// or [`Completion::commit`] decides whether the operation may still be aborted,
+/// [`Completion::decide`] whether it may still fail, and [`Completion::finish`] ends it and wakes
+/// all waiters. Changes happen under one lock; reading the state takes none.
 #[derive(Debug)]
 pub(crate) struct Completion {
     state: AtomicU8,
@@ -78,6 +78,8 @@ pub(crate) struct Completion {
 struct Ending {
     /// The first error.
     error: Option<Error>,
+    /// True once the operation has succeeded; errors are no longer recorded.
+    decided: bool,
     /// Event loops to notify of the end, each with its key. Empty once the operation has ended.
     armed: Vec<(Arc<Queue>, u64)>,
 }
@@ -133,9 +135,12 @@ impl Completion {
         state
     }
 
-    /// Records the first error of an operation that has not ended yet.
+    /// Records the first error of an operation, unless the operation has already succeeded.
     pub(crate) fn record(&self, error: Error) {
-        self.ending.lock().error.get_or_insert(error);
+        let mut ending = self.ending.lock();
+        if !ending.decided {
+            ending.error.get_or_insert(error);
+        }
     }
 
     /// Begins to abort the operation; returns false if it has ended or was committed.
@@ -195,7 +200,18 @@ impl Completion {
     /// Decides that the peer will be notified: from here on the operation cannot be aborted.
     /// Returns false if it was aborted or has failed; then the peer must not be notified.
     pub(crate) fn commit(&self) -> bool {
-        let ending = self.ending.lock();
+        self.commit_with(&self.ending.lock())
+    }
+
+    /// Decides that the operation has succeeded: from here on it can neither be aborted nor fail.
+    /// Returns false if it was aborted or has failed.
+    pub(crate) fn decide(&self) -> bool {
+        let mut ending = self.ending.lock();
+        ending.decided = self.commit_with(&ending);
+        ending.decided
+    }
+
+    fn commit_with(&self, ending: &Ending) -> bool {
         let clean = self.state() == TransferState::InProgress && ending.error.is_none();
         if clean {
             self.committed.store(true, Ordering::Relaxed);
@@ -226,6 +242,25 @@ pub(crate) fn deadline(timeout: Duration) -> Instant {
 mod tests {
     use super::*;
     use crate::transfer::Events;
+
+    /// The peer may have been notified between the decision and the end.
+    #[test]
+    fn operation_that_has_succeeded_cannot_fail() {
+        let completion = Completion::new();
+        assert!(completion.commit() && completion.decide());
+        completion.record(Error::Closed);
+        assert!(!completion.begin_abort());
+        assert_eq!(completion.finish(), TransferState::Done);
+    }
+
+    #[test]
+    fn committed_operation_can_fail_until_it_has_succeeded() {
+        let completion = Completion::new();
+        assert!(completion.commit());
+        completion.record(Error::Closed);
+        assert!(!completion.decide());
+        assert_eq!(completion.finish(), TransferState::Failed);
+    }
 
     /// Arming checks the state under the lock that the end takes: it sees an end that it has waited
     /// for, and leaves nothing armed that would never be notified.

@@ -158,7 +158,7 @@ impl Run {
     /// Ends a run that has no chunks in flight. On success, `notify` sends its notification and
     /// `measure` is called before the run counts as done.
     pub(crate) fn conclude(&self, notify: impl FnOnce(&[u8]), measure: impl FnOnce()) {
-        if !self.completion.commit() {
+        if !self.completion.decide() {
             self.conclude_failed();
             return;
         }

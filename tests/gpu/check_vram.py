@@ -6,7 +6,7 @@ release in flight; with torch's caching allocator, with cudaMallocAsync and with
 backend in dist/nixl where NIXL can be imported, and the C library in dist/lib. Before each transfer all memory, with the
 guards around it, is filled with something else.
 
-Ends with 0 when all is well, 1 on any failure, 3 when nothing could be checked.
+Ends with 0 when all checks passed, 1 on any failure, 3 when nothing could be checked.
 """
 
 import argparse
@@ -332,7 +332,7 @@ def main():
     with ThreadPoolExecutor(1 if arguments.leak else len(runs)) as pool:
         outcomes = list(pool.map(lambda run: start(*run, arguments.host), runs))
     failed = not all(outcomes)
-    print("FAILED" if failed else "all is well")
+    print("FAILED" if failed else "all checks passed")
     return int(failed)
 
 

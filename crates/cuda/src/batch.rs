@@ -19,13 +19,13 @@ use crate::queue::is_for_engine;
 use crate::{Device, Queue, Range, Ticket, give_way};
 
 /// Bytes of a cell: launches of this size barely disturb the application's kernels.
-const CELL_BYTES: usize = 8 << 20;
-/// Cells of each direction: one being filled, one at the kernel, and two at the copy engine.
-const CELLS: usize = 4;
+const CELL_BYTES: usize = 16 << 20;
+/// Cells of each direction: one being filled, one at the kernel, and one at the copy engine.
+const CELLS: usize = 3;
 /// Maximum copies of one batch: each is a ticket of the cell's queue, which has twice as many.
 const MAX_PARTS: usize = 32;
 /// Minimum bytes of a batched copy: a shorter copy completes sooner without the detour.
-const LEAST_BYTES: usize = 128 << 10;
+const LEAST_BYTES: usize = 512 << 10;
 /// Maximum time that a copy without a waiting caller is delayed for others to join it. At 20 GB/s a
 /// cell is full earlier.
 const LINGER: Duration = Duration::from_micros(500);

@@ -155,10 +155,10 @@ fn batches(device: &dyn Device, full: usize) -> Batches {
 fn cells_follow_from_the_memory_that_may_be_taken() {
     let device = StandIn::new(1);
     for (bytes, cells, cell) in [
-        (64 << 20, 4, 8 << 20),
-        (1 << 30, 4, 8 << 20),
+        (96 << 20, 3, 16 << 20),
+        (1 << 30, 3, 16 << 20),
         (16 << 20, 1, 8 << 20),
-        (40 << 20, 2, 8 << 20),
+        (80 << 20, 2, 16 << 20),
         (2 << 20, 1, 1 << 20),
     ] {
         let batches = Batches::new(&device, bytes, usize::MAX).unwrap();

@@ -30,9 +30,12 @@ use crate::sync::{Mutex, Rank};
 /// a second lane costs more than it saves.
 const MIN_SPREAD_BYTES: usize = 128 << 10;
 
-/// Minimum bytes of a chunk of staged memory that is one of two on its lane: copies and messages for
-/// shorter chunks cost more than the overlap saves.
-const MIN_HALF_BYTES: usize = 512 << 10;
+/// As [`MIN_SPREAD_BYTES`], for staged memory: each chunk also costs copies of the device.
+const MIN_STAGED_BYTES: usize = 256 << 10;
+
+/// Number of chunks of staged memory per lane, so that the device copies some while the network
+/// carries others.
+const STAGED_CHUNKS: usize = 4;
 
 /// One piece of a transfer with both ends resolved.
 #[derive(Clone, Copy, Debug)]
@@ -163,18 +166,16 @@ pub(crate) struct Limits {
 
 impl Limits {
     /// Returns the chunk size for memory of `group` in a transfer of `total` bytes: small transfers
-    /// are split finer, so that every lane has a share. A lane moves staged memory in two chunks, if
-    /// they are not too short, so that the device copies one while the network carries the other.
+    /// are split finer, so that every lane has a share, and several chunks of staged memory.
     fn chunk_bytes(&self, total: usize, group: &Group) -> usize {
-        let share = total.div_ceil(self.lanes.max(1));
-        let (most, share) = if group.is_staged() {
+        let (chunks, least, most) = if group.is_staged() {
             let most = (CHUNK_FACTOR * self.chunk_bytes).min(MAX_CHUNK_BYTES as usize);
-            (most, share.div_ceil(2).max(share.min(MIN_HALF_BYTES)))
+            (STAGED_CHUNKS, MIN_STAGED_BYTES, most)
         } else {
-            (self.chunk_bytes, share)
+            (1, MIN_SPREAD_BYTES, self.chunk_bytes)
         };
-        let share = share.next_multiple_of(4096);
-        share.clamp(MIN_SPREAD_BYTES.min(most), most)
+        let share = total.div_ceil(self.lanes.max(1) * chunks);
+        share.next_multiple_of(4096).clamp(least.min(most), most)
     }
 }
 

@@ -21,7 +21,7 @@ const USUAL_LANES: usize = 8;
 const DEFAULT_CHUNK_BYTES: usize = 1 << 20;
 const DEFAULT_WINDOW: usize = 16;
 const DEFAULT_STAGING_BYTES: usize = 256 << 20;
-const DEFAULT_DEVICE_BYTES: usize = 64 << 20;
+const DEFAULT_DEVICE_BYTES: usize = 96 << 20;
 const DEFAULT_QUEUE_BYTES: usize = 24 << 20;
 const DEFAULT_SPIN: Duration = Duration::from_micros(50);
 
@@ -233,7 +233,7 @@ pub(in crate::config) static DEVICE_BYTES: Row<Bytes> = Row {
         max: 1 << 30,
     },
     default: DefaultValue::Fixed(|| DEFAULT_DEVICE_BYTES),
-    why: || "4 batches of 8 MiB per direction: one being filled, three in flight".into(),
+    why: || "3 batches of 16 MiB per direction: one being filled, two in flight".into(),
     get: |v| &v.device_bytes,
     get_mut: |v| &mut v.device_bytes,
 };

@@ -342,16 +342,15 @@ fn chunks_are_as_long_as_lanes_and_limits_allow() {
     assert_eq!(bytes(1 << 30, MIB, 4), [MIB, CHUNK_FACTOR * MIB]);
     let most = MAX_CHUNK_BYTES as usize;
     assert_eq!(bytes(1 << 40, most, 4), [most, most]);
-    // Others have a chunk per lane, in pages, or two for staged memory that is long enough.
-    assert_eq!(bytes(2 * MIB, MIB, 4), [512 * KIB, 512 * KIB]);
-    assert_eq!(bytes(3 * MIB, MIB, 4), [768 * KIB, 512 * KIB]);
-    assert_eq!(bytes(6 * MIB, 4 * MIB, 4), [1536 * KIB, 768 * KIB]);
-    assert_eq!(bytes(MIB + 1, MIB, 4), [260 * KIB, 260 * KIB]);
+    // Others have a chunk per lane, in pages, or four of staged memory that is long enough.
+    assert_eq!(bytes(2 * MIB, MIB, 4), [512 * KIB, MIN_STAGED_BYTES]);
+    assert_eq!(bytes(6 * MIB, 4 * MIB, 4), [1536 * KIB, 384 * KIB]);
+    assert_eq!(bytes(8 * MIB + 1, 4 * MIB, 4), [2052 * KIB, 516 * KIB]);
     // Short transfers are not spread further.
-    assert_eq!(bytes(100, MIB, 4), [MIN_SPREAD_BYTES; 2]);
+    assert_eq!(bytes(100, MIB, 4), [MIN_SPREAD_BYTES, MIN_STAGED_BYTES]);
     assert_eq!(bytes(100, 4 * KIB, 4), [4 * KIB, CHUNK_FACTOR * 4 * KIB]);
     // Without lanes the transfer is planned as for one.
-    assert_eq!(bytes(512 * KIB, MIB, 0), [512 * KIB; 2]);
+    assert_eq!(bytes(2 * MIB, 4 * MIB, 0), [2 * MIB, 512 * KIB]);
 }
 
 /// Registered memory of three places: the host, and two devices.
@@ -552,12 +551,12 @@ fn memory_of_devices_is_cut_into_longer_chunks() {
 }
 
 #[test]
-fn a_lane_moves_memory_of_a_device_in_two_chunks() {
+fn a_lane_moves_memory_of_a_device_in_several_chunks() {
     for (total, lengths) in [
         (64 << 20, 2 << 20),
-        (16 << 20, 1 << 20),
-        (4 << 20, 512 << 10),
-        (1 << 20, 128 << 10),
+        (16 << 20, 512 << 10),
+        (4 << 20, 256 << 10),
+        (1 << 20, 256 << 10),
     ] {
         let on_device = Piece {
             group: 1,

@@ -35,7 +35,7 @@ pub(super) struct Connection {
     /// The tags of messages in each direction, the same on both sides.
     pub(super) send_tag: u64,
     pub(super) recv_tag: u64,
-    /// How often the peer had been lost when the connection was created.
+    /// Number of times that the peer had been lost when the connection was created.
     losses: u64,
 }
 
@@ -49,8 +49,8 @@ impl Connection {
         }
     }
 
-    /// Returns why no messages go over it any more, if so: the accepting side does not know a
-    /// connection made in its place.
+    /// Returns why the connection carries no more messages, if so: the accepting side does not know
+    /// a connection made in its place.
     pub(super) fn lost(&self) -> Option<Error> {
         (self.peer.losses() != self.losses).then(|| Error::PeerLost {
             peer: self.peer.name().to_owned(),

@@ -1,7 +1,7 @@
 //! The calls for two processes of one host.
 //!
-//! They take addresses without a registration, so each call registers memory for as long as it
-//! needs it. The engine chooses the path, as for all other calls: directly between processes on one
+//! These calls take addresses without a registration, so each call registers memory for as long as
+//! it needs the memory. The engine chooses the path, as for all other calls: directly between processes on one
 //! host where it can, and otherwise by lanes.
 
 use std::sync::Arc;

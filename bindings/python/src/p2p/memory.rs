@@ -1,4 +1,4 @@
-//! Registrations: each has a number of its own; those inside another one share its keys and
+//! Registrations. Each has its own number; a registration inside another one shares its keys and
 //! lifetime.
 
 use std::collections::{BTreeMap, HashMap};
@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tcpx::{Error, LocalSlice, MemoryKind, Region, Session};
 
-/// Memory registered with the engine, used by one or more registrations. It ends with the last of
-/// them; without any, with the last reference.
+/// Memory registered with the engine, used by one or more registrations. The engine's registration
+/// ends with the last of these; if there are none, with the last reference.
 pub(super) struct Memory {
     pub(super) region: Region,
     /// Number of registrations that use it; changes under the registry's lock.

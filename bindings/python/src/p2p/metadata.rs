@@ -1,7 +1,7 @@
 //! The bytes that let a peer connect.
 //!
-//! They begin as the interface requires, so that programs which parse them find their fields, and
-//! end with what a session needs:
+//! Metadata begins as the interface requires, so that programs which parse it find their fields,
+//! and ends with what a session needs:
 //!
 //! ```text
 //! address (4 or 16)  port (2, big endian)  n (1)  PCI address of the GPU (n)  zeros  connection info (m)

@@ -19,17 +19,17 @@ pub(super) struct Started {
     pub(super) parts: Vec<Transfer>,
     /// Memory registered only for the transfer, which ends with it.
     pub(super) _memory: Vec<Arc<Memory>>,
-    /// The connection that it cannot outlive: the peer identifies messages by it.
+    /// The connection that the transfers cannot outlive: the peer identifies messages by it.
     pub(super) on: Option<Connection>,
 }
 
 impl Started {
-    /// Returns why it can never complete, if so.
+    /// Returns why the transfers can never complete, if so.
     pub(super) fn cut_off(&self) -> Option<Error> {
         self.on.as_ref().and_then(Connection::lost)
     }
 
-    /// Returns whether all of it has ended; fails with the first error.
+    /// Returns whether all transfers have ended; fails with the first error.
     fn poll(&self) -> Result<bool, Error> {
         let mut done = true;
         for part in &self.parts {

@@ -26,8 +26,8 @@ const CELLS: usize = 3;
 const MAX_PARTS: usize = 32;
 /// Minimum bytes of a batched copy: a shorter copy completes sooner without the detour.
 const LEAST_BYTES: usize = 512 << 10;
-/// Maximum time that a copy without a waiting caller is delayed for others to join it. At 20 GB/s a
-/// cell is full earlier.
+/// Maximum time that a copy without a waiting caller is delayed for others to join it. At 20 GB/s, 10
+/// MiB join in this time.
 const LINGER: Duration = Duration::from_micros(500);
 
 /// The direction of a copy.

@@ -150,24 +150,13 @@ impl lane::Offer for Offered {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transfer::{After, Limits, Pieces, Plan, TransferState};
+    use crate::transfer::TransferState;
     use tcpx_proto::lane::Offer;
-
-    fn offered(chunks: usize) -> Offered {
-        // SAFETY: nothing accesses the memory.
-        let local = unsafe { Span::new(4096 as *mut u8, chunks * (1 << 20)) };
-        let limits = Limits {
-            chunk_bytes: 1 << 20,
-            lanes: 1,
-        };
-        let plan = Plan::new(Op::Read, Pieces::untouched(local), limits);
-        Offered(Arc::new(Run::new(1, Arc::new(plan), After::Nothing)))
-    }
 
     /// A lane that still has the offer must not fail a run that other lanes have completed.
     #[test]
     fn run_that_was_aborted_too_late_is_not_dead() {
-        let offered = offered(1);
+        let offered = Offered(Arc::new(Run::untouched(1)));
         assert!(matches!(offered.take(), Take::Chunk(_)));
         assert!(offered.0.completion.commit());
         assert!(!offered.0.completion.begin_abort());
@@ -180,7 +169,7 @@ mod tests {
 
     #[test]
     fn run_whose_memory_was_returned_hands_out_nothing() {
-        let offered = offered(2);
+        let offered = Offered(Arc::new(Run::untouched(2)));
         assert!(matches!(offered.take(), Take::Chunk(_)));
         offered.0.let_go();
         assert!(matches!(offered.take(), Take::Dead));

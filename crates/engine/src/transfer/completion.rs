@@ -1,7 +1,7 @@
 //! The end of a transfer, and how its owner learns of it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use super::events::Queue;
@@ -62,9 +62,6 @@ impl TransferState {
 #[derive(Debug)]
 pub(crate) struct Completion {
     state: AtomicU8,
-    /// True once the operation's notification is being sent, when it is too late to abort. Changes
-    /// under the lock of `ending`.
-    committed: AtomicBool,
     /// Guards changes of `state` as well, so that a waiter cannot miss one.
     ending: Mutex<Ending>,
     changed: Condvar,
@@ -78,10 +75,20 @@ pub(crate) struct Completion {
 struct Ending {
     /// The first error.
     error: Option<Error>,
-    /// True once the operation has succeeded; errors are no longer recorded.
-    decided: bool,
+    verdict: Verdict,
     /// Event loops to notify of the end, each with its key. Empty once the operation has ended.
     armed: Vec<(Arc<Queue>, u64)>,
+}
+
+/// What can still become of an operation without an error.
+#[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Verdict {
+    #[default]
+    Open,
+    /// The notification is being sent: too late to abort.
+    Committed,
+    /// The operation has succeeded: errors are no longer recorded.
+    Succeeded,
 }
 
 impl Completion {
@@ -91,7 +98,6 @@ impl Completion {
             meter: None,
             trace: None,
             state: AtomicU8::new(TransferState::InProgress as u8),
-            committed: AtomicBool::new(false),
             ending: Mutex::new(Rank::Completion, Ending::default()),
             changed: Condvar::new(),
         }
@@ -138,7 +144,7 @@ impl Completion {
     /// Records the first error of an operation, unless the operation has already succeeded.
     pub(crate) fn record(&self, error: Error) {
         let mut ending = self.ending.lock();
-        if !ending.decided {
+        if ending.verdict < Verdict::Succeeded {
             ending.error.get_or_insert(error);
         }
     }
@@ -146,7 +152,7 @@ impl Completion {
     /// Begins to abort the operation; returns false if it has ended or was committed.
     pub(crate) fn begin_abort(&self) -> bool {
         let mut ending = self.ending.lock();
-        if self.state() != TransferState::InProgress || self.committed.load(Ordering::Relaxed) {
+        if self.state() != TransferState::InProgress || ending.verdict > Verdict::Open {
             return false;
         }
         ending.error.get_or_insert(Error::Aborted);
@@ -200,21 +206,20 @@ impl Completion {
     /// Decides that the peer will be notified: from here on the operation cannot be aborted.
     /// Returns false if it was aborted or has failed; then the peer must not be notified.
     pub(crate) fn commit(&self) -> bool {
-        self.commit_with(&self.ending.lock())
+        self.reach(Verdict::Committed)
     }
 
     /// Decides that the operation has succeeded: from here on it can neither be aborted nor fail.
     /// Returns false if it was aborted or has failed.
     pub(crate) fn decide(&self) -> bool {
-        let mut ending = self.ending.lock();
-        ending.decided = self.commit_with(&ending);
-        ending.decided
+        self.reach(Verdict::Succeeded)
     }
 
-    fn commit_with(&self, ending: &Ending) -> bool {
+    fn reach(&self, verdict: Verdict) -> bool {
+        let mut ending = self.ending.lock();
         let clean = self.state() == TransferState::InProgress && ending.error.is_none();
         if clean {
-            self.committed.store(true, Ordering::Relaxed);
+            ending.verdict = verdict;
         }
         clean
     }

@@ -215,30 +215,33 @@ impl Run {
 }
 
 #[cfg(test)]
+impl Run {
+    /// Makes a READ of `chunks` chunks, for tests that never touch its memory.
+    pub(crate) fn untouched(chunks: usize) -> Self {
+        use crate::transfer::{Limits, Pieces};
+
+        let chunk_bytes = 1 << 20;
+        let address = std::ptr::without_provenance_mut(4096);
+        // SAFETY: nothing accesses the memory.
+        let local = unsafe { tcpx_net::Span::new(address, chunks * chunk_bytes) };
+        let limits = Limits {
+            chunk_bytes,
+            lanes: 1,
+        };
+        let plan = Plan::new(Op::Read, Pieces::untouched(local), limits);
+        Self::new(1, Arc::new(plan), After::Nothing)
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU32;
 
     use super::*;
-    use crate::transfer::{Limits, Pieces};
-    use tcpx_net::Span;
-
-    fn run(chunks: usize) -> Run {
-        // SAFETY: nothing accesses the memory.
-        let local = unsafe { Span::new(4096 as *mut u8, chunks * (1 << 20)) };
-        let limits = Limits {
-            chunk_bytes: 1 << 20,
-            lanes: 1,
-        };
-        Run::new(
-            1,
-            Arc::new(Plan::new(Op::Read, Pieces::untouched(local), limits)),
-            After::Nothing,
-        )
-    }
 
     #[test]
     fn every_chunk_is_handed_out_once_and_the_last_settles() {
-        let run = run(3);
+        let run = Run::untouched(3);
         let taken: Vec<_> = std::iter::from_fn(|| run.take()).collect();
         assert_eq!(taken, [0, 1, 2]);
         assert!(!run.settle(1));
@@ -249,7 +252,7 @@ mod tests {
 
     #[test]
     fn closing_settles_untaken_chunks_only_once() {
-        let run = run(5);
+        let run = Run::untouched(5);
         run.take();
         run.take();
         assert!(!run.fail(Error::Closed));
@@ -262,7 +265,7 @@ mod tests {
 
     #[test]
     fn returned_chunk_is_handed_out_again() {
-        let run = run(2);
+        let run = Run::untouched(2);
         let taken: Vec<_> = std::iter::from_fn(|| run.take()).collect();
         assert!(run.left_to_take() == 0 && run.peek().is_none());
         assert!(!run.give_back(taken[0]));
@@ -275,7 +278,7 @@ mod tests {
 
     #[test]
     fn closing_settles_chunks_returned_before_and_after() {
-        let run = run(3);
+        let run = Run::untouched(3);
         let taken: Vec<_> = std::iter::from_fn(|| run.take()).collect();
         assert!(!run.give_back(taken[0]));
         assert!(!run.close());
@@ -287,7 +290,7 @@ mod tests {
     #[test]
     fn threads_that_take_close_and_settle_agree_on_one_conclusion() {
         for _ in 0..200 {
-            let run = run(64);
+            let run = Run::untouched(64);
             let concluded = AtomicU32::new(0);
             let conclude = |last| {
                 if last {

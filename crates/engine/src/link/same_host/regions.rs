@@ -292,22 +292,12 @@ impl Regions {
 
 #[cfg(test)]
 mod tests {
-    use tcpx_net::Span;
-
     use super::*;
-    use crate::transfer::{After, Limits, Op, Pieces, Plan};
 
     const KEYS: [RegionKey; 2] = [RegionKey([1; 16]), RegionKey([2; 16])];
 
     fn run() -> Arc<Run> {
-        // SAFETY: nothing moves the run.
-        let local = unsafe { Span::new(std::ptr::without_provenance_mut(4096), 4096) };
-        let limits = Limits {
-            chunk_bytes: 4096,
-            lanes: 1,
-        };
-        let plan = Plan::new(Op::Read, Pieces::untouched(local), limits);
-        Arc::new(Run::new(1, Arc::new(plan), After::Nothing))
+        Arc::new(Run::untouched(1))
     }
 
     fn access() -> Option<Access> {

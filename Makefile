@@ -3,7 +3,7 @@
 # PROFILE=dev   the build that the tests of the C library, the NIXL backend and the Python package
 #               load: `dev` (the default) is built with the Rust tests, `release` is shipped
 # PARTS="…"     the parts that `make test` runs (scripts/test-all --list)
-# JOBS=1        how many of them run at once (default: 2 with four CPUs or more)
+# JOBS=1        how many of them run at once (default: 2)
 
 CARGO ?= cargo
 DIST  := dist
@@ -13,20 +13,21 @@ PROFILE   ?= dev
 TEST_DIST := $(if $(filter release,$(PROFILE)),$(DIST),target/test-dist)
 export PROFILE JOBS
 
-.PHONY: help demo test test-quick test-build dist docs bench soak lint fuzz loom clean need-cargo
+.PHONY: help demo test test-variants test-quick test-build dist docs bench soak lint fuzz loom clean need-cargo
 
 help:
-	@echo 'make demo        build what is missing and measure this machine (two processes)'
-	@echo 'make test        run every test; ends with the time of each part and what was skipped'
-	@echo 'make test-quick  run unit tests and a choice of stories: about a minute once built'
-	@echo 'make lint        check formatting, clippy and documentation, warnings denied'
-	@echo 'make docs        build the documentation site in dist/site'
-	@echo 'make dist        fill dist/ with what is shipped'
-	@echo 'make bench       run the benchmark suite, with an HTML report in dist/bench.html'
-	@echo 'make soak        run ten minutes of mixed verified transfers, watching memory'
-	@echo 'make fuzz        run each fuzz target for a minute (needs nightly Rust and cargo-fuzz)'
-	@echo 'make loom        check the lock-free parts under every interleaving'
-	@echo 'make clean       remove everything that was built'
+	@echo 'make demo           build what is missing and measure this machine (two processes)'
+	@echo 'make test           run the tests; ends with the time of each part and what was skipped'
+	@echo 'make test-quick     run unit tests and a choice of stories: about a minute once built'
+	@echo 'make test-variants  repeat stories on other carriers, and tests with the oldest NIXL'
+	@echo 'make lint           check formatting, clippy and documentation, warnings denied'
+	@echo 'make docs           build the documentation site in dist/site'
+	@echo 'make dist           fill dist/ with what is shipped'
+	@echo 'make bench          run the benchmark suite, with an HTML report in dist/bench.html'
+	@echo 'make soak           run ten minutes of mixed verified transfers, watching memory'
+	@echo 'make fuzz           run each fuzz target for a minute (needs nightly Rust and cargo-fuzz)'
+	@echo 'make loom           check the lock-free parts under every interleaving'
+	@echo 'make clean          remove everything that was built'
 
 need-cargo:
 	@command -v $(CARGO) >/dev/null || { \
@@ -40,6 +41,9 @@ demo: $(DIST)/bin/tcpx
 
 test: need-cargo
 	@scripts/test-all $(PARTS)
+
+test-variants: need-cargo
+	@scripts/test-all --variants
 
 test-quick: need-cargo
 	@scripts/test-all quick

@@ -42,20 +42,21 @@ class Versions(unittest.TestCase):
         self.assertGreaterEqual(len(json.loads(listed.stdout)), 2)
 
     def test_ci_names_parts_that_exist(self):
-        known = {name for name, *_ in tests.PARTS}
+        known = {name for name, *_ in tests.PARTS + tests.VARIANTS}
         workflow = read(".github/workflows/ci.yml")
         named = re.findall(r'PARTS="([^"$]*)"|PARTS: >-\n +(.*)', workflow)
         named = set(" ".join(" ".join(each) for each in named).split())
-        # CI runs everything that `make test` runs, in one job or another.
-        self.assertEqual(named | {"kernels", "quick"}, known)
+        # CI runs everything that `make test` and `make test-variants` run, in one job or another.
+        self.assertEqual(named | {"kernels"}, known)
         self.assertIn("scripts/test-kernels", workflow)
 
     def test_the_parts_in_rust_are_all_run(self):
         listed = subprocess.run(
             [ROOT / "scripts" / "test", "--list"], capture_output=True, check=True, text=True
         )
-        commands = [command[1] for _, _, command in tests.PARTS if command[0] == "scripts/test"]
-        self.assertEqual(set(listed.stdout.split()), set(commands) - {"quick"})
+        parts = tests.PARTS + tests.VARIANTS
+        commands = [command[1] for _, _, command in parts if command[0] == "scripts/test"]
+        self.assertEqual(set(listed.stdout.split()), set(commands))
 
     def test_a_part_ends_with_the_first_command_that_fails(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -97,7 +98,7 @@ SKIPPED [2] tests/nixl/test_transfers.py:84: Python has strided lists from NIXL 
     def test_the_summary_groups_skips_by_reason(self):
         skips = [tests.Skip("stories", "a", "no nft"), tests.Skip("plugin", "b", "no nft")]
         text = tests.report([("stories", "passed", 61.0)], skips, ["nixl"], 130.0)
-        self.assertIn("stories     passed     1:01", text)
+        self.assertIn("stories       passed     1:01", text)
         self.assertIn("all                    2:10", text)
         self.assertIn("not run: nixl", text)
         self.assertEqual(text.count("no nft"), 1)

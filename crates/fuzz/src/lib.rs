@@ -1,11 +1,11 @@
 //! The checks of the fuzz targets. Each module has one `check`, which takes any bytes and panics
-//! when `tcpx-proto`, or a whole session, breaks a promise; the targets in `fuzz_targets/` only
-//! pass bytes on.
+//! when `tcpx-proto`, or a whole session, breaks a promise; the targets in `fuzz/` only pass bytes
+//! on, and need a nightly compiler.
 //!
 //! ```text
 //! cargo +nightly fuzz run handshake fuzz/corpus/handshake fuzz/seeds/handshake -- -max_len=4096
-//! cargo test --manifest-path fuzz/Cargo.toml               # seeds and noise, on stable
-//! cargo run --manifest-path fuzz/Cargo.toml --example seeds # writes fuzz/seeds again
+//! cargo test --package tcpx-fuzz                # seeds and noise, on stable
+//! cargo run --package tcpx-fuzz --example seeds # writes fuzz/seeds again
 //! ```
 //!
 //! Inputs that fuzzing finds go to `fuzz/corpus`, which is not committed; `fuzz/seeds` (made by

@@ -2,12 +2,16 @@
 //! input that fuzzing has found, and for noise where it gets past the first checks.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// Returns a folder of inputs of a target, in `fuzz/`.
+fn inputs(kind: &str, target: &str) -> PathBuf {
+    let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");
+    fuzz.join(kind).join(target)
+}
 
 fn each_seed(target: &str, check: fn(&[u8])) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("seeds")
-        .join(target);
+    let folder = inputs("seeds", target);
     let mut count = 0;
     for entry in fs::read_dir(folder).expect("seeds: run the `seeds` example") {
         let mut seed = fs::read(entry.unwrap().path()).unwrap();
@@ -23,9 +27,7 @@ fn each_seed(target: &str, check: fn(&[u8])) {
         count += 1;
     }
     assert!(count > 0, "no seeds for {target}");
-    let found = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("found")
-        .join(target);
+    let found = inputs("found", target);
     for entry in fs::read_dir(found).expect("inputs that were found: scripts/fuzz --keep") {
         check(&fs::read(entry.unwrap().path()).unwrap());
     }

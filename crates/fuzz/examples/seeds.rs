@@ -20,7 +20,7 @@ fn main() -> std::io::Result<()> {
         ("session", sessions()),
     ] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("seeds")
+            .join("../../fuzz/seeds")
             .join(target);
         fs::create_dir_all(&folder)?;
         for (name, bytes) in seeds {

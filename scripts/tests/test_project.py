@@ -99,7 +99,7 @@ SKIPPED [2] tests/nixl/test_transfers.py:84: Python has strided lists from NIXL 
         skips = [tests.Skip("stories", "a", "no nft"), tests.Skip("plugin", "b", "no nft")]
         text = tests.report([("stories", "passed", 61.0)], skips, ["nixl"], 130.0)
         self.assertIn("stories       passed     1:01", text)
-        self.assertIn("all                    2:10", text)
+        self.assertIn("all                      2:10", text)
         self.assertIn("not run: nixl", text)
         self.assertEqual(text.count("no nft"), 1)
         self.assertIn("    stories: a\n    plugin: b", text)

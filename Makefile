@@ -13,6 +13,9 @@ PROFILE   ?= dev
 TEST_DIST := $(if $(filter release,$(PROFILE)),$(DIST),target/test-dist)
 export PROFILE JOBS
 
+# Everything is compiled once: incremental compilation would only take time.
+export CARGO_INCREMENTAL ?= 0
+
 .PHONY: help demo test test-variants test-quick test-build dist docs bench soak lint fuzz loom clean need-cargo
 
 help:

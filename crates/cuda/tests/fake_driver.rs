@@ -91,7 +91,7 @@ fn every_check_of_the_probe_succeeds() {
 
 #[test]
 fn the_second_device_is_told_from_the_first() {
-    probe(&["--check-only", "--device", "1"]);
+    probe(&["--batches", "--device", "1"]);
 }
 
 #[test]

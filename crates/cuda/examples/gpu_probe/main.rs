@@ -3,10 +3,11 @@
 //! gpu_probe [--device N] --same-host [--check-only] [--owner-device N] [--owner-env NAME=VALUE]
 //!
 //! Exits with a status other than zero if any byte is wrong. `--check-only` skips the measurements,
-//! for compute-sanitizer; `--batches` checks batches of scattered blocks only. `--leak N` creates
-//! and drops everything N times and compares the memory in use. `--failure` checks the state after
-//! a copy that the device refuses. `--same-host` checks and measures copies between two processes,
-//! of which the second, the owner of the memory, may have another device and environment.
+//! for compute-sanitizer; `--batches` checks the places of memory and batches of scattered blocks
+//! only. `--leak N` creates and drops everything N times and compares the memory in use.
+//! `--failure` checks the state after a copy that the device refuses. `--same-host` checks and
+//! measures copies between two processes, of which the second, the owner of the memory, may have
+//! another device and environment.
 
 mod batches;
 mod bytes;
@@ -98,6 +99,7 @@ fn run(arguments: &Arguments) -> Outcome {
         return failure::run(device);
     }
     if arguments.batches {
+        places::run(device)?;
         return batches::run(device);
     }
     if arguments.same_host {

@@ -209,6 +209,16 @@ impl Copier {
         outcome
     }
 
+    /// Waits until a copy has completed or failed. Other threads do the same, so the copy may wait
+    /// for a batch of theirs and join the next one.
+    pub(crate) fn wait_in_company(&mut self, copy: PendingCopy) -> Result<(), Error> {
+        let mut turns = 0;
+        while !self.is_done(copy, Wish::Soon)? {
+            tcpx_cuda::give_way(&mut turns);
+        }
+        Ok(())
+    }
+
     #[inline]
     fn trace_start(&self) -> Option<Start> {
         self.pool.as_ref().and_then(|pool| pool.trace().start())

@@ -59,13 +59,13 @@ pub(in crate::config) static LANES: Row<Number<usize>> = Row {
         max: MAX_LANES,
     },
     default: DefaultValue::Derived {
-        of: |_| (cores() / 2).clamp(1, USUAL_LANES),
-        text: || format!("half of the cores, from 1 to {USUAL_LANES}"),
+        of: |_| (cores() / 2 - cores() / 16).clamp(1, USUAL_LANES),
+        text: || format!("half of the cores, less one in sixteen, from 1 to {USUAL_LANES}"),
     },
     why: || {
         format!(
-            "a stream keeps a core busy at each end, and {USUAL_LANES} saturate any current NIC; \
-             this machine has {}",
+            "a stream keeps a core busy at each end, the application needs some where both ends \
+             run on one machine, and {USUAL_LANES} saturate any current NIC; this machine has {}",
             match cores() {
                 1 => "one core".into(),
                 cores => format!("{cores} cores"),

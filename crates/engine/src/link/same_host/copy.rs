@@ -11,7 +11,7 @@ use tcpx_proto::lane::Op;
 use super::regions::Opened;
 use super::{SameHost, Trouble};
 use crate::error::Error;
-use crate::memory::{Copier, Refusal, one_place};
+use crate::memory::{Copier, PendingCopy, Refusal, one_place};
 use crate::trace::{self, Kind, Record, Value};
 use crate::transfer::ChunkRef;
 
@@ -136,13 +136,12 @@ impl SameHost {
         from: &End<'_>,
         slot: &[Span; 1],
     ) -> Result<(), Trouble> {
-        let mut copier = Copier::default();
         match (from.device, from.there) {
             (Some(device), _) => {
                 let spans = from.spans();
-                let copy = copier.gather(device.as_ref(), &spans, Cursor::default(), slot[0]);
-                copy.and_then(|copy| copier.wait(copy))
-                    .map_err(Trouble::Failed)
+                self.by_device(|copier| {
+                    copier.gather(device.as_ref(), &spans, Cursor::default(), slot[0])
+                })
             }
             (None, Some(there)) => self.move_host(neighbour, Op::Read, slot, there),
             (None, None) => by_cpu(from.here, slot),
@@ -151,17 +150,29 @@ impl SameHost {
 
     /// Copies from a slot to one end.
     fn store(&self, neighbour: &Neighbour, slot: &[Span; 1], to: &End<'_>) -> Result<(), Trouble> {
-        let mut copier = Copier::default();
         match (to.device, to.there) {
             (Some(device), _) => {
                 let spans = to.spans();
-                let copy = copier.scatter(device.as_ref(), &spans, Cursor::default(), slot[0]);
-                copy.and_then(|copy| copier.wait(copy))
-                    .map_err(Trouble::Failed)
+                self.by_device(|copier| {
+                    copier.scatter(device.as_ref(), &spans, Cursor::default(), slot[0])
+                })
             }
             (None, Some(there)) => self.move_host(neighbour, Op::Write, slot, there),
             (None, None) => by_cpu(slot, to.here),
         }
+    }
+
+    /// Starts a copy of a device and waits for it. A copier has streams and pinned memory, which take
+    /// longer to make than a chunk takes to copy: it is kept for the next chunk.
+    fn by_device(
+        &self,
+        start: impl FnOnce(&mut Copier) -> Result<PendingCopy, Error>,
+    ) -> Result<(), Trouble> {
+        let kept = self.copiers.lock().pop();
+        let mut copier = kept.unwrap_or_else(|| Copier::batching(&self.context.staging.pool));
+        let outcome = start(&mut copier).and_then(|copy| copier.wait_in_company(copy));
+        self.copiers.lock().push(copier);
+        outcome.map_err(Trouble::Failed)
     }
 
     fn refused(&self, status: Status, text: &dyn ToString) -> Trouble {

@@ -34,6 +34,7 @@ use super::{Above, Context, SameHostInfo};
 use crate::config::SameHostKind;
 use crate::error::Error;
 use crate::log::limited;
+use crate::memory::Copier;
 use crate::stats::PathKind;
 use crate::sync::{Mutex, Rank};
 use crate::transfer::{After, Offered, Op, Run};
@@ -88,6 +89,8 @@ pub(crate) struct SameHost {
     end: OnceLock<Error>,
     regions: Regions,
     devices: Devices,
+    /// Copiers that no thread uses: at most as many as threads have copied chunks at once.
+    copiers: Mutex<Vec<Copier>>,
     /// Bytes copied.
     moved: AtomicU64,
 }
@@ -119,6 +122,7 @@ impl SameHost {
             end: OnceLock::new(),
             regions: Regions::new(),
             devices: Devices::new(),
+            copiers: Mutex::new(Rank::Leaf, Vec::new()),
             moved: AtomicU64::new(0),
         })
     }

@@ -9,7 +9,7 @@ use tcpx_proto::neighbour::{Message, Side, tag};
 use crate::link::same_host::Join;
 use crate::link::tcp::Connection;
 use crate::testing::{LONG, Pair, connection};
-use crate::{Buffer, Error, Op, Region, RemoteRegion, Segment, Session};
+use crate::{Buffer, Config, Error, Op, Region, RemoteRegion, Segment, Session};
 
 const LEN: usize = 8 << 20;
 const BLOCK: usize = 64 << 10;
@@ -56,6 +56,39 @@ fn blocks_are_copied_in_both_directions_without_lanes() {
     }
     let sent = bytes_on_lanes(&connection(pair.alice.core()));
     assert!(sent < BLOCK as u64, "{sent} bytes on lanes");
+}
+
+/// A copier has streams and pinned memory: making one for each chunk would take longer than copying.
+#[test]
+fn copier_of_a_device_is_kept_for_the_next_chunk() {
+    let staged = |name| {
+        let settings = [
+            ("interfaces", "lo"),
+            ("same_host", "require"),
+            ("staging", "always"),
+        ];
+        let set = |config: Config, (key, value)| config.with(key, value).unwrap();
+        let config = settings.into_iter().fold(Config::defaults(), set);
+        Session::new(config.with("name", name).unwrap()).unwrap()
+    };
+    let pair = Pair::of(staged("alice"), staged("bob"));
+    let (mine, here) = filled(&pair.alice, 1);
+    let (theirs, there) = filled(&pair.bob, 2);
+    let descriptor = there.descriptor();
+    let write = pair
+        .alice
+        .prepare(Op::Write, &pair.to_bob, whole(&here, &descriptor, LEN))
+        .unwrap();
+    // Workers and this thread copy.
+    let threads = pair.alice.core().context().config.workers() + 1;
+    for _ in 0..3 {
+        write.post().unwrap();
+        write.wait(LONG).unwrap();
+        assert!(mine.to_vec() == theirs.to_vec());
+        let link = connection(pair.alice.core());
+        let kept = link.same_host().copiers.lock().len();
+        assert!((1..=threads).contains(&kept), "{kept} copiers");
+    }
 }
 
 fn whole<'a>(here: &'a Region, there: &'a RemoteRegion, len: usize) -> [Segment<'a>; 1] {

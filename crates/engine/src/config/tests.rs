@@ -60,6 +60,13 @@ fn unknown_keys_list_the_known_ones() {
 }
 
 #[test]
+fn usual_lanes_leave_cores_to_the_application() {
+    for (cores, lanes) in [(1, 1), (2, 1), (4, 2), (8, 4), (16, 7), (32, 8), (192, 8)] {
+        assert_eq!(rows::usual_lanes(cores), lanes, "{cores} cores");
+    }
+}
+
+#[test]
 fn workers_follow_lanes_until_they_are_set() {
     let config = Config::defaults().with("lanes", 1).unwrap();
     assert_eq!(config.workers(), 1);

@@ -59,7 +59,7 @@ pub(in crate::config) static LANES: Row<Number<usize>> = Row {
         max: MAX_LANES,
     },
     default: DefaultValue::Derived {
-        of: |_| (cores() / 2 - cores() / 16).clamp(1, USUAL_LANES),
+        of: |_| usual_lanes(cores()),
         text: || format!("half of the cores, less one in sixteen, from 1 to {USUAL_LANES}"),
     },
     why: || {
@@ -75,6 +75,12 @@ pub(in crate::config) static LANES: Row<Number<usize>> = Row {
     get: |v| &v.lanes,
     get_mut: |v| &mut v.lanes,
 };
+
+/// Returns the lanes for a machine with this many cores. Where both ends run on it, workers of both
+/// together leave some cores to the application.
+pub(in crate::config) fn usual_lanes(cores: usize) -> usize {
+    (cores / 2 - cores / 16).clamp(1, USUAL_LANES)
+}
 
 pub(in crate::config) static CHUNK_BYTES: Row<Bytes> = Row {
     key: "chunk_bytes",

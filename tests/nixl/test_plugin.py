@@ -141,6 +141,7 @@ def test_telemetry(endpoint, peer, op, everything, monkeypatch, tmp_path):
     assert remote.notifications(1) == [("initiator", b"timed")]
     measured = local.agent.get_xfer_telemetry(handle)
     assert measured.descCount == 2 and measured.totalBytes == 4096 + MIB // 2
-    assert measured.startTime > 0 and measured.postDuration > 0
-    assert measured.xferDuration >= measured.postDuration
+    # In microseconds: posting may take less than one.
+    assert measured.startTime > 0 and measured.xferDuration > 0
+    assert measured.xferDuration >= measured.postDuration >= 0
     local.release(handle)

@@ -33,7 +33,8 @@ LITTLE = "--case lat4k --iterations 5 --warmup 1 --no-floor"
 def environment():
     """Returns an environment in which `tcpx` and `python` are those of the package."""
     path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
-    return dict(os.environ, PATH=path, PYTHONWARNINGS="")
+    # Two processes print to one pipe: each writes its lines whole.
+    return dict(os.environ, PATH=path, PYTHONWARNINGS="", PYTHONUNBUFFERED="")
 
 
 @pytest.fixture

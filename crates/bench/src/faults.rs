@@ -28,7 +28,7 @@ use crate::peer::{Program, Remote};
 use crate::place::Place;
 use crate::soak::{Growth, Noise, SoakOptions, SoakResult, SoakSample};
 use crate::usage::Usage;
-use crate::workload::{Op, Shape};
+use crate::workload::{Layout, Op, Shape};
 
 /// Tolerated growth: peers that come and go fragment the allocator, and a flood that is just ending
 /// holds descriptors.
@@ -343,7 +343,7 @@ impl Faults {
 
     fn shape(&mut self) -> Result<Shape, Error> {
         let (op, total, block) = MIX[self.below(MIX.len())];
-        Ok(Shape::new(op, total, block, true)?)
+        Ok(Shape::new(op, total, block, Layout::Scattered)?)
     }
 
     fn next_seed(&mut self) -> u64 {

@@ -473,7 +473,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::workload::{Pattern, Shape, Side, verify};
+    use crate::workload::{Layout, Pattern, Shape, Side, verify};
 
     #[test]
     fn both_directions_deliver_every_byte() {
@@ -483,7 +483,7 @@ mod tests {
             (Op::Write, 1, 1, 2, Waiting::Poll),
             (Op::Read, 8 << 20, 0, 2, Waiting::Poll),
         ] {
-            let shape = Shape::new(op, total, block, true).unwrap();
+            let shape = Shape::new(op, total, block, Layout::Scattered).unwrap();
             let tuning = Tuning {
                 call_bytes: 100_000,
                 waiting,
@@ -543,7 +543,7 @@ mod tests {
         let wait = Duration::from_secs(10);
         let connected = Streams::connect(address, [9; 16], 3, wait).unwrap();
         drop(listener.accept(3, wait).unwrap());
-        let shape = Shape::new(Op::Write, 1 << 20, 0, true).unwrap();
+        let shape = Shape::new(Op::Write, 1 << 20, 0, Layout::Scattered).unwrap();
         let blocks = Blocks::new(shape.spans(Side::Initiator));
         let tuning = Tuning {
             call_bytes: 1 << 20,

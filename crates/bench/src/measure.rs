@@ -29,7 +29,7 @@ use crate::peer::{Program, Remote};
 use crate::place::{Opened, Place, Places};
 use crate::stats::Measured;
 use crate::suite::{Case, Group};
-use crate::workload::{Op, Shape};
+use crate::workload::{Layout, Op, Shape};
 
 use beside::{BesideResult, LoadKind};
 use stage::Stage;
@@ -245,7 +245,7 @@ impl Bench {
 
     /// Moves a few bytes and finds out which path they took.
     fn find_path(&mut self) -> Result<Taken, Error> {
-        let shape = Shape::new(Op::Write, PROBE_BYTES, 0, false)?;
+        let shape = Shape::new(Op::Write, PROBE_BYTES, 0, Layout::Ordered)?;
         let region = self.remote.prepare(shape)?;
         let memory = Memory::for_shape(&self.session, self.place(), &shape, None)?;
         let transfer = prepare(&self.session, &self.peer, &shape, &memory, &region)?;

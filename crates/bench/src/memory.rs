@@ -139,7 +139,7 @@ impl Memory {
         shape: &Shape,
         before: Option<Memory>,
     ) -> Result<Memory, tcpx::Error> {
-        let len = shape.total_bytes() as usize;
+        let len = shape.buffer_bytes() as usize;
         if let Some(memory) = before
             && memory.placed.len() >= len
         {
@@ -166,7 +166,7 @@ impl Memory {
             Storage::Host(_) => Ok(()),
             Storage::Device(_) => self
                 .placed
-                .write(&self.beside[..shape.total_bytes() as usize]),
+                .write(&self.beside[..shape.buffer_bytes() as usize]),
         }
     }
 
@@ -180,7 +180,7 @@ impl Memory {
         if let (Storage::Device(_), Contestant::Engine) = (&self.placed.storage, contestant) {
             // If nothing is copied, the pattern of `fill` stays, which differs from the source's.
             self.placed
-                .read(&mut self.beside[..shape.total_bytes() as usize])?;
+                .read(&mut self.beside[..shape.buffer_bytes() as usize])?;
         }
         Ok(verify(shape, Pattern::new(seed), self.idle_bytes(shape)))
     }
@@ -188,7 +188,7 @@ impl Memory {
     /// Returns the floor's view of the part that a workload uses, to be accessed only while no
     /// transfer is in flight.
     pub(crate) fn idle_bytes(&mut self, shape: &Shape) -> &mut [u8] {
-        let len = shape.total_bytes() as usize;
+        let len = shape.buffer_bytes() as usize;
         let Storage::Host(buffer) = &self.placed.storage else {
             return &mut self.beside[..len];
         };
@@ -210,16 +210,16 @@ impl Memory {
 pub(crate) fn check_room(place: Place, shape: &Shape) -> Result<(), Error> {
     let refuse = |limit: u64, of: &str| Error::Option {
         option: "size",
-        value: shape.total_bytes().to_string(),
+        value: shape.buffer_bytes().to_string(),
         reason: format!("more than half of the memory that is free {of} ({limit} bytes)"),
     };
     let limit = available_bytes() / 2;
-    if shape.total_bytes() > limit {
+    if shape.buffer_bytes() > limit {
         return Err(refuse(limit, "here"));
     }
     if let Place::Vram(ordinal) = place {
         let limit = cuda::free_bytes(ordinal).map_err(tcpx::Error::from)? / 2;
-        if shape.total_bytes() > limit {
+        if shape.buffer_bytes() > limit {
             return Err(refuse(limit, &format!("on GPU {ordinal}")));
         }
     }

@@ -9,7 +9,7 @@ use crate::floor::Waiting;
 use crate::measure::{Bench, complete, prepare};
 use crate::memory::Memory;
 use crate::stats::median;
-use crate::workload::{Op, Shape};
+use crate::workload::{Layout, Op, Shape};
 
 /// The segment counts of the default suite.
 pub const SEGMENTS: [usize; 2] = [10_000, 100_000];
@@ -49,7 +49,7 @@ impl Bench {
 
 fn measure_one(bench: &mut Bench, segments: usize) -> Result<PrepareResult, Error> {
     let total = segments as u64 * SEGMENT_BYTES;
-    let shape = Shape::new(Op::Write, total, SEGMENT_BYTES, true)?;
+    let shape = Shape::new(Op::Write, total, SEGMENT_BYTES, Layout::Scattered)?;
     let region = bench.remote().prepare(shape)?;
     let mut memory = Memory::for_shape(bench.session(), bench.place(), &shape, None)?;
     memory.fill(&shape, 1)?;

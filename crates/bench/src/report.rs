@@ -178,7 +178,7 @@ pub(crate) mod tests {
     use crate::measure::beside::{LoadKind, Pace};
     use crate::stats::{Measured, Round};
     use crate::suite::{Group, Options, cases};
-    use crate::workload::{Op, Shape};
+    use crate::workload::{Layout, Op, Shape};
 
     /// Returns a report like that of a real run.
     pub(crate) fn sample() -> Report {
@@ -273,7 +273,8 @@ pub(crate) mod tests {
     /// Returns every load beside both operations, in three block sizes.
     pub(crate) fn sample_beside() -> Vec<BesideResult> {
         let shapes = [0, 16 << 10, 4 << 10].into_iter().flat_map(|block| {
-            [Op::Write, Op::Read].map(|op| Shape::new(op, 64 << 20, block, true).unwrap())
+            [Op::Write, Op::Read]
+                .map(|op| Shape::new(op, 64 << 20, block, Layout::Scattered).unwrap())
         });
         let mut results = Vec::new();
         for (n, shape) in shapes.enumerate() {

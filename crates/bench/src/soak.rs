@@ -16,7 +16,7 @@ use crate::memory::{Contestant, Memory};
 use crate::place::Place;
 use crate::stats::median;
 use crate::usage::Usage;
-use crate::workload::{Op, Shape};
+use crate::workload::{Layout, Op, Shape};
 
 /// The growth that counts as noise and not as a leak.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -246,7 +246,7 @@ impl Soak {
         (total, block): Kind,
         time: Duration,
     ) -> Result<(), Error> {
-        let shape = Shape::new(op, total, block, true)?;
+        let shape = Shape::new(op, total, block, Layout::Scattered)?;
         let region = bench.remote().prepare(shape)?;
         let mut memory =
             Memory::for_shape(bench.session(), bench.place(), &shape, self.memory.take())?;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::floor::Waiting;
-use crate::workload::{Limit, Op, Shape, Workload};
+use crate::workload::{Layout, Limit, Op, Shape, Workload};
 
 /// Up to this size a transfer measures latency: the caller polls, and there are many iterations.
 pub const LATENCY_BYTES: u64 = 64 << 10;
@@ -113,8 +113,8 @@ pub struct Options {
     pub sizes: Vec<u64>,
     /// Block sizes for `sizes`; 0 is a single block. Empty: a single block.
     pub block_sizes: Vec<u64>,
-    /// Whether to keep the blocks in order instead of scattering them.
-    pub ordered: bool,
+    /// The layout of the blocks.
+    pub layout: Layout,
     /// The operations; empty: READ and WRITE.
     pub ops: Vec<Op>,
     /// Whether to measure [`SWEEP_BYTES`] too.
@@ -236,14 +236,15 @@ impl Options {
             Waiting::Block
         });
         for &op in or(&self.ops, &[Op::Read, Op::Write]) {
-            let shape = Shape::new(op, total, block, !self.ordered)?;
+            let shape = Shape::new(op, total, block, self.layout)?;
             let workload = Workload {
                 shape,
                 limit,
                 warmup,
             };
+            let is_apart = self.layout == Layout::Apart && shape.blocks() > 1;
             cases.push(Case {
-                name: name.to_owned(),
+                name: format!("{name}{}", if is_apart { " apart" } else { "" }),
                 workload,
                 waiting,
                 group,
@@ -291,7 +292,7 @@ mod tests {
         let scattered = cases.iter().find(|case| case.name == "kv4k").unwrap();
         assert_eq!(scattered.waiting, Waiting::Block);
         assert_eq!(scattered.workload.shape.blocks(), 16384);
-        assert!(scattered.workload.shape.shuffled());
+        assert_eq!(scattered.workload.shape.layout(), Layout::Scattered);
     }
 
     #[test]
@@ -314,6 +315,9 @@ mod tests {
         options.cases.clear();
         options.block_sizes = vec![0, 16 << 10];
         assert_eq!(names(&options), ["1M", "1M/16K", "4K", "4K"]);
+        options.layout = Layout::Apart;
+        assert_eq!(names(&options), ["1M", "1M/16K apart", "4K", "4K"]);
+        options.layout = Layout::Scattered;
         options.sizes.clear();
         options.block_sizes = vec![1000];
         assert_eq!(names(&options), ["64M/1000B"]);

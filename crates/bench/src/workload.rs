@@ -82,7 +82,20 @@ pub enum Limit {
     Duration(Duration),
 }
 
-/// The bytes of one transfer: direction, size, blocks, order. A value of this type is always valid.
+/// The places of the blocks in each side's buffer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Layout {
+    /// One after the other, in the order of moving.
+    Ordered,
+    /// In another random order on each side. Together the blocks cover the buffer.
+    #[default]
+    Scattered,
+    /// Scattered, and as far from each other as they are long: no two are adjacent in memory.
+    Apart,
+}
+
+/// The bytes of one transfer: direction, size, blocks, layout. A value of this type is always valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "RawShape", into = "RawShape")]
 pub struct Shape {
@@ -91,7 +104,7 @@ pub struct Shape {
     total_bytes: u64,
     /// `total_bytes / block_bytes <= MAX_BLOCKS`
     block_bytes: u64,
-    shuffled: bool,
+    layout: Layout,
 }
 
 /// The reason a [`Shape`] was refused.
@@ -125,7 +138,7 @@ impl Shape {
         op: Op,
         total_bytes: u64,
         block_bytes: u64,
-        shuffled: bool,
+        layout: Layout,
     ) -> Result<Shape, ShapeError> {
         if total_bytes == 0 {
             return Err(ShapeError::Empty);
@@ -148,7 +161,7 @@ impl Shape {
             op,
             total_bytes,
             block_bytes,
-            shuffled,
+            layout,
         })
     }
 
@@ -157,9 +170,17 @@ impl Shape {
         self.op
     }
 
-    /// Returns the bytes moved by one iteration, which is also the length of each side's buffer.
+    /// Returns the bytes moved by one iteration.
     pub fn total_bytes(&self) -> u64 {
         self.total_bytes
+    }
+
+    /// Returns the length of each side's buffer.
+    pub fn buffer_bytes(&self) -> u64 {
+        match self.layout {
+            Layout::Ordered | Layout::Scattered => self.total_bytes,
+            Layout::Apart => self.total_bytes + (self.blocks() as u64 - 1) * self.block_bytes,
+        }
     }
 
     /// Returns the bytes in one block (the last may be shorter).
@@ -167,9 +188,9 @@ impl Shape {
         self.block_bytes
     }
 
-    /// Returns whether the blocks are scattered, differently on each side.
-    pub fn shuffled(&self) -> bool {
-        self.shuffled
+    /// Returns the layout of the blocks.
+    pub fn layout(&self) -> Layout {
+        self.layout
     }
 
     /// Returns the number of blocks.
@@ -178,18 +199,22 @@ impl Shape {
     }
 
     /// Returns the positions of the blocks on one side, in the order of moving. Block `i` of one
-    /// side corresponds to block `i` of the other. Together the spans cover the buffer exactly
-    /// once.
+    /// side corresponds to block `i` of the other. Unless they are apart, the spans together cover
+    /// the buffer exactly once.
     pub fn spans(&self, side: Side) -> Vec<Span> {
         let block = self.block_bytes as usize;
         let whole = (self.total_bytes / self.block_bytes) as usize;
+        let distance = match self.layout {
+            Layout::Ordered | Layout::Scattered => block,
+            Layout::Apart => 2 * block,
+        };
         let mut spans: Vec<Span> = (0..whole)
             .map(|index| Span {
-                offset: index * block,
+                offset: index * distance,
                 len: block,
             })
             .collect();
-        if self.shuffled {
+        if self.layout != Layout::Ordered {
             let mut random = SplitMix(match side {
                 Side::Initiator => 0x1d87_2b41_9a4c_5e03,
                 Side::Target => 0x7c3e_51f0_d26b_8a95,
@@ -206,7 +231,7 @@ impl Shape {
             // The short block stays last on both sides: corresponding blocks must have equal
             // lengths.
             spans.push(Span {
-                offset: whole * block,
+                offset: whole * distance,
                 len: rest,
             });
         }
@@ -218,16 +243,13 @@ impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.op, crate::units::bytes(self.total_bytes))?;
         if self.block_bytes < self.total_bytes {
-            let order = if self.shuffled {
-                "scattered"
-            } else {
-                "ordered"
+            let (layout, gaps) = match self.layout {
+                Layout::Ordered => ("ordered", ""),
+                Layout::Scattered => ("scattered", ""),
+                Layout::Apart => ("scattered", ", none adjacent"),
             };
-            write!(
-                f,
-                " in {order} {} blocks",
-                crate::units::bytes(self.block_bytes)
-            )?;
+            let block = crate::units::bytes(self.block_bytes);
+            write!(f, " in {layout} {block} blocks{gaps}")?;
         }
         Ok(())
     }
@@ -239,14 +261,14 @@ struct RawShape {
     op: Op,
     total_bytes: u64,
     block_bytes: u64,
-    shuffled: bool,
+    layout: Layout,
 }
 
 impl TryFrom<RawShape> for Shape {
     type Error = ShapeError;
 
     fn try_from(raw: RawShape) -> Result<Shape, ShapeError> {
-        Shape::new(raw.op, raw.total_bytes, raw.block_bytes, raw.shuffled)
+        Shape::new(raw.op, raw.total_bytes, raw.block_bytes, raw.layout)
     }
 }
 
@@ -256,13 +278,13 @@ impl From<Shape> for RawShape {
             op,
             total_bytes,
             block_bytes,
-            shuffled,
+            layout,
         } = shape;
         RawShape {
             op,
             total_bytes,
             block_bytes,
-            shuffled,
+            layout,
         }
     }
 }
@@ -410,18 +432,20 @@ impl SplitMix {
 mod tests {
     use super::*;
 
-    fn shape(total: u64, block: u64, shuffled: bool) -> Shape {
-        Shape::new(Op::Write, total, block, shuffled).unwrap()
+    use Layout::{Apart, Ordered, Scattered};
+
+    fn shape(total: u64, block: u64, layout: Layout) -> Shape {
+        Shape::new(Op::Write, total, block, layout).unwrap()
     }
 
     #[test]
     fn spans_cover_the_buffer_exactly_once() {
         for shape in [
-            shape(1, 1, true),
-            shape(64 << 10, 4 << 10, true),
-            shape(100_003, 977, true),
-            shape(100_003, 977, false),
-            shape(4096, 0, true),
+            shape(1, 1, Scattered),
+            shape(64 << 10, 4 << 10, Scattered),
+            shape(100_003, 977, Scattered),
+            shape(100_003, 977, Ordered),
+            shape(4096, 0, Scattered),
         ] {
             for side in [Side::Initiator, Side::Target] {
                 let mut spans = shape.spans(side);
@@ -438,8 +462,33 @@ mod tests {
     }
 
     #[test]
+    fn no_two_blocks_are_adjacent_if_they_are_apart() {
+        for shape in [
+            shape(64 << 10, 4 << 10, Apart),
+            shape(100_003, 977, Apart),
+            shape(4096, 0, Apart),
+        ] {
+            for side in [Side::Initiator, Side::Target] {
+                let mut spans = shape.spans(side);
+                let moved: usize = spans.iter().map(|span| span.len).sum();
+                assert_eq!(moved as u64, shape.total_bytes());
+                spans.sort_by_key(|span| span.offset);
+                let gaps = spans
+                    .windows(2)
+                    .map(|two| two[1].offset - two[0].offset - two[0].len);
+                assert!(
+                    gaps.min()
+                        .is_none_or(|gap| gap as u64 == shape.block_bytes())
+                );
+                let end = spans.last().map(|last| last.offset + last.len);
+                assert_eq!(end.map(|end| end as u64), Some(shape.buffer_bytes()));
+            }
+        }
+    }
+
+    #[test]
     fn partners_have_equal_lengths_and_different_places() {
-        let shape = shape(1_000_003, 1000, true);
+        let shape = shape(1_000_003, 1000, Scattered);
         let local = shape.spans(Side::Initiator);
         let remote = shape.spans(Side::Target);
         assert!(local.iter().zip(&remote).all(|(a, b)| a.len == b.len));
@@ -459,7 +508,7 @@ mod tests {
     #[test]
     fn one_block_when_the_block_is_the_total_or_unspecified() {
         for block in [0, 4096, 1 << 30] {
-            let shape = shape(4096, block, true);
+            let shape = shape(4096, block, Scattered);
             assert_eq!(
                 shape.spans(Side::Target),
                 [Span {
@@ -472,16 +521,16 @@ mod tests {
 
     #[test]
     fn impossible_shapes_are_refused() {
-        assert_eq!(Shape::new(Op::Read, 0, 0, false), Err(ShapeError::Empty));
+        assert_eq!(Shape::new(Op::Read, 0, 0, Ordered), Err(ShapeError::Empty));
         assert!(matches!(
-            Shape::new(Op::Read, u64::MAX, 1, false),
+            Shape::new(Op::Read, u64::MAX, 1, Ordered),
             Err(ShapeError::TooLarge { .. })
         ));
         assert!(matches!(
-            Shape::new(Op::Read, 1 << 30, 1, false),
+            Shape::new(Op::Read, 1 << 30, 1, Ordered),
             Err(ShapeError::TooManyBlocks { .. })
         ));
-        let wire = r#"{"op":"read","total_bytes":0,"block_bytes":0,"shuffled":false}"#;
+        let wire = r#"{"op":"read","total_bytes":0,"block_bytes":0,"layout":"ordered"}"#;
         assert!(
             serde_json::from_str::<Shape>(wire).is_err(),
             "the wire is checked as well"
@@ -520,12 +569,17 @@ mod tests {
 
     #[test]
     fn verify_follows_the_blocks_across_the_shuffles() {
-        for op in [Op::Read, Op::Write] {
-            let shape = Shape::new(op, 100_003, 1000, true).unwrap();
+        for (op, layout) in [
+            (Op::Read, Scattered),
+            (Op::Write, Scattered),
+            (Op::Read, Apart),
+        ] {
+            let shape = Shape::new(op, 100_003, 1000, layout).unwrap();
+            let len = shape.buffer_bytes() as usize;
             let pattern = Pattern::new(11);
-            let mut source = vec![0; 100_003];
+            let mut source = vec![0; len];
             pattern.fill(0, &mut source);
-            let mut destination = vec![0; 100_003];
+            let mut destination = vec![0; len];
             let from = shape.spans(op.source());
             let to = shape.spans(op.source().other());
             for (from, to) in from.iter().zip(&to) {
@@ -535,10 +589,8 @@ mod tests {
             assert_eq!(verify(&shape, pattern, &destination), Ok(()));
             assert!(verify(&shape, Pattern::new(12), &destination).is_err());
             destination[54_321] ^= 1;
-            assert_eq!(
-                verify(&shape, pattern, &destination).unwrap_err().offset,
-                54_321
-            );
+            let found = verify(&shape, pattern, &destination);
+            assert_eq!(found.unwrap_err().offset, 54_321);
         }
     }
 }

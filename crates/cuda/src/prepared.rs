@@ -12,7 +12,7 @@ use crate::launch::{Bases, Form, INLINE_ITEMS, Inline, Launch, room_of_pairs};
 use crate::pair::{Pair, pair_up};
 use crate::pinned::Pinned;
 use crate::queue::is_for_engine;
-use crate::side::{List, Ranges, Side, measure};
+use crate::side::{Dense, List, Ranges, Side, measure};
 use crate::table::{Filled, Item, Walk, pack};
 
 /// A list of copies within a device, or between its memory and memory that is mapped there, made by
@@ -97,11 +97,22 @@ pub(crate) fn on(context: &Arc<Context>, from: &[Range], to: &[Range]) -> Result
     })
 }
 
-/// Lays lists out as pairs if they are alike, else as items.
+/// Lays lists of equal total length out. If one side is contiguous, only the other has to be walked.
 fn lay_out(from: &[Range], to: &[Range], bytes: u64) -> (Vec<Item>, Filled, Form) {
-    let (from, to) = (List::<Ranges>::new(from), List::<Ranges>::new(to));
-    if from.places() == to.places() {
-        let count = from.places();
+    let dense = |range: &Range| Dense(range.address as u64);
+    let (sources, targets) = (List::<Ranges>::new(from), List::<Ranges>::new(to));
+    match (from, to) {
+        (_, [to]) => lay_out_sides(sources, dense(to), bytes),
+        ([from], _) => lay_out_sides(dense(from), targets, bytes),
+        _ => lay_out_sides(sources, targets, bytes),
+    }
+}
+
+/// Lays sides out as pairs if they are alike, else as items.
+fn lay_out_sides<F: Side, T: Side>(from: F, to: T, bytes: u64) -> (Vec<Item>, Filled, Form) {
+    let is_one_by_one = F::IS_DENSE || T::IS_DENSE || from.places() == to.places();
+    if is_one_by_one {
+        let count = from.places().max(to.places());
         let mut items = vec![Item::default(); room_of_pairs(count)];
         // SAFETY: the items' memory is as long, aligned at least as strictly, and any bytes are
         // valid for both.
@@ -232,8 +243,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_byte_is_laid_out_once(from in ranges(), mut to in ranges()) {
+        fn every_byte_is_laid_out_once(
+            from in ranges(),
+            mut to in ranges(),
+            is_dense: bool,
+            is_turned: bool,
+        ) {
             let bytes = measure::<Ranges>(&from)?.bytes;
+            if is_dense {
+                to.clear();
+            }
             // Makes both lists equally long.
             let mut left = bytes as usize;
             to.retain_mut(|range| {
@@ -244,6 +263,7 @@ mod tests {
             if left > 0 {
                 to.push(Range { address: 1 << 41, len: left });
             }
+            let (from, to) = if is_turned { (to, from) } else { (from, to) };
             let (items, filled, form) = lay_out(&from, &to, bytes);
             prop_assert_eq!(items.len(), form.room(filled.items));
             prop_assert_eq!(filled.bytes, bytes);
@@ -269,6 +289,26 @@ mod tests {
                 .collect();
             let expected: Vec<_> = positions(&from).into_iter().zip(positions(&to)).collect();
             prop_assert_eq!(found, expected);
+        }
+    }
+
+    /// Half as much for the device to read.
+    #[test]
+    fn blocks_of_a_contiguous_side_are_pairs() {
+        let blocks: Vec<_> = (0..100)
+            .map(|i| Range {
+                address: (99 - i) * 8192,
+                len: 4096,
+            })
+            .collect();
+        let whole = [Range {
+            address: 1 << 30,
+            len: 100 * 4096,
+        }];
+        for (from, to) in [(&blocks[..], &whole[..]), (&whole[..], &blocks[..])] {
+            let (_, filled, form) = lay_out(from, to, 100 * 4096);
+            assert_eq!(filled.items, 100);
+            assert!(matches!(form, Form::Pairs(_)));
         }
     }
 

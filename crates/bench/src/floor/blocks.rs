@@ -67,7 +67,7 @@ impl Blocks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::{Op, Pattern, Shape, Side};
+    use crate::workload::{Layout, Op, Pattern, Shape, Side};
 
     #[test]
     fn shares_hold_every_byte_once_and_in_order() {
@@ -78,7 +78,7 @@ mod tests {
             (1_000_003, 999, 4),
             (200_000, 7, 8),
         ] {
-            let shape = Shape::new(Op::Write, total, block, true).unwrap();
+            let shape = Shape::new(Op::Write, total, block, Layout::Scattered).unwrap();
             let spans = shape.spans(Side::Initiator);
             let mut memory = vec![0; total as usize];
             Pattern::new(1).fill(0, &mut memory);

@@ -15,7 +15,7 @@ use crate::usage::Usage;
 use crate::workload::{Mismatch, Shape};
 
 /// Version of the messages; both sides must have the same.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Settings that the measuring process may choose for the other. The rest belongs to the machine.
 pub const SHARED_SETTINGS: [&str; 11] = [
@@ -159,11 +159,11 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
 mod tests {
     use super::*;
     use crate::floor::Waiting;
-    use crate::workload::Op;
+    use crate::workload::{Layout, Op};
 
     #[test]
     fn messages_survive_the_wire() {
-        let shape = Shape::new(Op::Read, 1 << 20, 4 << 10, true).unwrap();
+        let shape = Shape::new(Op::Read, 1 << 20, 4 << 10, Layout::Scattered).unwrap();
         let tuning = Tuning {
             call_bytes: 1 << 20,
             waiting: Waiting::Block,

@@ -1,11 +1,12 @@
 //! The plan of a transfer: segment lists become chunks, once.
 //!
 //! Small neighbours share a chunk, large segments are split, segments that are adjacent on both
-//! sides are merged. All data that a lane sends for a chunk is laid out here (the table in wire
+//! sides are merged; blocks of device memory are put in order (`order.rs`). All data that a lane sends for a chunk is laid out here (the table in wire
 //! format, the local spans), so that posting does no work per segment.
 //!
 //! Pure: no I/O, no clock, no threads.
 
+mod order;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +24,7 @@ use tcpx_proto::frame::{
 use tcpx_proto::lane::Op;
 
 use crate::config::staging::CHUNK_FACTOR;
+use crate::error::Side;
 use crate::memory::{InterfaceSet, Memory, MemoryKind, Place, is_same_place, push_merged};
 use crate::sync::{Mutex, Rank};
 
@@ -36,6 +38,10 @@ const MIN_STAGED_BYTES: usize = 256 << 10;
 /// Number of chunks of staged memory per lane, so that the device copies some while the network
 /// carries others.
 const STAGED_CHUNKS: usize = 4;
+
+/// Maximum local ranges of a chunk: as many as the peer can have, so that a chunk never consists of
+/// a million ranges at one end.
+const MAX_SPANS: usize = MAX_TABLE_BYTES / ENTRY_BYTES;
 
 /// One piece of a transfer with both ends resolved.
 #[derive(Clone, Copy, Debug)]
@@ -57,9 +63,16 @@ struct Group {
 }
 
 impl Group {
+    fn is_on_device(&self, side: Side) -> bool {
+        match side {
+            Side::Local => self.device.is_some(),
+            Side::Remote => self.remote != MemoryKind::Host,
+        }
+    }
+
     /// Returns whether the bytes pass through pinned memory at either end.
     fn is_staged(&self) -> bool {
-        self.device.is_some() || self.remote != MemoryKind::Host
+        self.is_on_device(Side::Local) || self.is_on_device(Side::Remote)
     }
 }
 
@@ -225,6 +238,10 @@ impl Plan {
             // A chunk has memory of one group, so sort pieces by group.
             pieces.sort_by_key(|p| p.group);
         }
+        for of_group in pieces.chunk_by_mut(|a, b| a.group == b.group) {
+            let group = &groups[usize::from(of_group[0].group)];
+            order::arrange(of_group, group, op);
+        }
         let total: usize = pieces.iter().map(|p| p.local.len()).sum();
         let mut builder = Builder {
             limits,
@@ -232,6 +249,7 @@ impl Plan {
             group: 0,
             keys: Vec::new(),
             entries: Vec::new(),
+            last: None,
             open_bytes: 0,
             open_spans: 0,
             memory: 0,
@@ -357,12 +375,28 @@ impl Plan {
 impl Piece {
     /// Merges two pieces that are adjacent on both sides.
     fn join(&self, next: &Self) -> Option<Self> {
-        let touches = self.address.checked_add(self.local.len() as u64) == Some(next.address)
-            && self.key == next.key
-            && self.memory == next.memory
-            && self.group == next.group;
+        let touches = self.group == next.group
+            && self.touches(next, Side::Local)
+            && self.touches(next, Side::Remote);
         let local = touches.then(|| self.local.join(next.local))??;
         Some(Self { local, ..*self })
+    }
+
+    /// Returns whether the next piece begins where this one ends, in the same region.
+    fn touches(&self, next: &Self, side: Side) -> bool {
+        let end = self.start(side).checked_add(self.local.len() as u64);
+        end == Some(next.start(side))
+            && match side {
+                Side::Local => self.memory == next.memory,
+                Side::Remote => self.key == next.key,
+            }
+    }
+
+    fn start(&self, side: Side) -> u64 {
+        match side {
+            Side::Local => self.local.address() as u64,
+            Side::Remote => self.address,
+        }
     }
 }
 
@@ -373,6 +407,8 @@ struct Builder {
     // The chunk being filled; `keys` and `entries` together never exceed MAX_TABLE_BYTES.
     keys: Vec<RegionKey>,
     entries: Vec<u8>,
+    /// The last of `entries`.
+    last: Option<Entry>,
     open_bytes: usize,
     open_spans: usize,
     group: u16,
@@ -404,13 +440,12 @@ impl Builder {
                 continue;
             };
             let len = left.min(room);
-            let entry = Entry {
+            self.push_entry(Entry {
                 address: piece.address + offset as u64,
                 // A chunk has at most MAX_CHUNK_BYTES, far below 4 GiB.
                 len: len as u32,
                 region,
-            };
-            entry.encode(&mut self.entries);
+            });
             let span = piece.local.slice(offset, len).expect("within the piece");
             self.push_span(span, piece.memory);
             self.open_bytes += len;
@@ -418,8 +453,12 @@ impl Builder {
         }
     }
 
-    /// Returns the index of `key` in the open table, or `None` if the table is full.
+    /// Returns the index of `key` in the open table, or `None` if the table or the list of local
+    /// ranges is full.
     fn region(&mut self, key: RegionKey) -> Option<u32> {
+        if self.plan.spans.len() - self.open_spans >= MAX_SPANS {
+            return None;
+        }
         let used = self.keys.len() * REGION_BYTES + self.entries.len() + ENTRY_BYTES;
         // Adjacent pieces usually share a region: search from the last one.
         if let Some(index) = self.keys.iter().rposition(|k| *k == key) {
@@ -430,6 +469,22 @@ impl Builder {
             self.plan.keys.push(key);
             (self.keys.len() - 1) as u32
         })
+    }
+
+    /// Adds an entry to the open table, joined to the last one if they are adjacent.
+    fn push_entry(&mut self, mut entry: Entry) {
+        if let Some(last) = self.last
+            && last.region == entry.region
+            && last.address.checked_add(u64::from(last.len)) == Some(entry.address)
+        {
+            entry = Entry {
+                len: last.len + entry.len,
+                ..last
+            };
+            self.entries.truncate(self.entries.len() - ENTRY_BYTES);
+        }
+        entry.encode(&mut self.entries);
+        self.last = Some(entry);
     }
 
     fn push_span(&mut self, span: Span, memory: u32) {
@@ -466,6 +521,7 @@ impl Builder {
         });
         self.keys.clear();
         self.entries.clear();
+        self.last = None;
         self.open_bytes = 0;
         self.open_spans = plan.spans.len();
     }

@@ -10,7 +10,7 @@ use tcpx_bench::measure::beside::BesideOptions;
 use tcpx_bench::path::Path;
 use tcpx_bench::place::{Place, Places};
 use tcpx_bench::suite::{self, Case};
-use tcpx_bench::workload;
+use tcpx_bench::workload::{self, Layout};
 
 use super::timeline::Timeline;
 use crate::error::Failure;
@@ -65,6 +65,10 @@ pub(super) struct Measurement {
     /// Keep blocks in order instead of scattering them
     #[arg(long)]
     ordered: bool,
+
+    /// Leave a gap as long as a block between scattered blocks, so that none can be joined
+    #[arg(long, conflicts_with = "ordered")]
+    apart: bool,
 
     /// What to do
     #[arg(long, value_name = "OP", default_value = "both")]
@@ -126,9 +130,10 @@ pub(super) struct Measurement {
     /// Built-in loads take the model's place: a large matmul (as prefill), a copy of 1 GiB within
     /// the GPU, and a CUDA graph of 64 short kernels (as decoding). Each runs alone and beside the
     /// transfer, in turns. Unless sizes or cases are chosen, the transfers are 256 MiB in one
-    /// block, in 16 KiB blocks and in 4 KiB blocks, from or to host memory of the other side. Needs
-    /// an NVIDIA GPU with 3 GiB of free memory. --duration is the time for each load with each
-    /// transfer, --quick makes it half a second.
+    /// block, in 16 KiB blocks and in 4 KiB blocks, and in the same blocks with gaps between them
+    /// (--apart), from or to host memory of the other side. Needs an NVIDIA GPU with 3 GiB of free
+    /// memory. --duration is the time for each load with each transfer, --quick makes it half a
+    /// second.
     #[arg(long, conflicts_with_all = ["sweep", "iterations", "warmup", "full", "soak"])]
     beside_compute: bool,
 
@@ -206,7 +211,7 @@ impl Measurement {
         let cases = if only_soak {
             Vec::new()
         } else {
-            suite::cases(&self.options(full))?
+            self.select(full)?
         };
         for (option, file) in [("--report", &self.report), ("--trace", &self.trace)] {
             if let Some(folder) = file.as_deref().and_then(|path| path.parent())
@@ -267,10 +272,22 @@ impl Measurement {
         })
     }
 
-    fn options(&self, full: bool) -> suite::Options {
-        if self.beside_compute {
-            return self.beside_cases();
+    /// Returns the cases to measure.
+    fn select(&self, full: bool) -> Result<Vec<Case>, Failure> {
+        if !self.beside_compute {
+            return Ok(suite::cases(&self.options(full))?);
         }
+        let mut cases = suite::cases(&self.beside_options(self.layout(), &BESIDE_BLOCKS))?;
+        let is_open = self.cases.is_empty() && self.sizes.is_empty() && self.blocks.is_empty();
+        if is_open && !self.ordered && !self.apart {
+            let blocks = BESIDE_BLOCKS.iter().filter(|&&block| block > 0).copied();
+            let apart = self.beside_options(Layout::Apart, &blocks.collect::<Vec<_>>());
+            cases.extend(suite::cases(&apart)?);
+        }
+        Ok(cases)
+    }
+
+    fn options(&self, full: bool) -> suite::Options {
         let quick = |cases: &[&str]| cases.iter().map(|&name| name.to_owned()).collect();
         suite::Options {
             cases: if self.quick && self.sizes.is_empty() {
@@ -280,7 +297,7 @@ impl Measurement {
             },
             sizes: self.sizes.clone(),
             block_sizes: self.blocks.clone(),
-            ordered: self.ordered,
+            layout: self.layout(),
             ops: self.ops(),
             sweep: self.sweep || full,
             iterations: self.iterations,
@@ -290,8 +307,8 @@ impl Measurement {
         }
     }
 
-    /// Returns the transfers beside loads: the chosen ones, or 256 MiB in three block sizes.
-    fn beside_cases(&self) -> suite::Options {
+    /// Returns the transfers beside loads: the chosen ones, or 256 MiB in blocks of several sizes.
+    fn beside_options(&self, layout: Layout, blocks: &[u64]) -> suite::Options {
         let or = |typed: &[u64], default: &[u64]| match typed.is_empty() && self.cases.is_empty() {
             true => default.to_vec(),
             false => typed.to_vec(),
@@ -299,11 +316,19 @@ impl Measurement {
         suite::Options {
             cases: self.cases.clone(),
             sizes: or(&self.sizes, &[BESIDE_BYTES]),
-            block_sizes: or(&self.blocks, &BESIDE_BLOCKS),
-            ordered: self.ordered,
+            block_sizes: or(&self.blocks, blocks),
+            layout,
             ops: self.ops(),
             waiting: self.waiting(),
             ..suite::Options::default()
+        }
+    }
+
+    fn layout(&self) -> Layout {
+        match (self.ordered, self.apart) {
+            (true, _) => Layout::Ordered,
+            (_, true) => Layout::Apart,
+            _ => Layout::Scattered,
         }
     }
 
@@ -365,14 +390,20 @@ mod tests {
     }
 
     #[test]
-    fn beside_a_load_three_block_sizes_move_between_a_gpu_and_the_host() {
+    fn beside_a_load_blocks_move_between_a_gpu_and_the_host() {
         let names = |line: &str| -> Vec<String> {
             let name = |case: Case| format!("{} {}", case.name, case.workload.shape.op());
             plan(line).cases.into_iter().map(name).collect()
         };
         let all = names("--beside-compute");
-        assert_eq!(all.len(), 6);
-        for name in ["256M", "256M/16K", "256M/4K"] {
+        assert_eq!(all.len(), 10);
+        for name in [
+            "256M",
+            "256M/16K",
+            "256M/4K",
+            "256M/16K apart",
+            "256M/4K apart",
+        ] {
             for op in ["READ", "WRITE"] {
                 assert!(all.contains(&format!("{name} {op}")), "{all:?}");
             }
@@ -384,6 +415,10 @@ mod tests {
         assert_eq!(
             names("--beside-compute --op write --case kv4k"),
             ["kv4k WRITE"]
+        );
+        assert_eq!(
+            names("--beside-compute --op write --size 1M --apart"),
+            ["1M WRITE", "1M/16K apart WRITE", "1M/4K apart WRITE"]
         );
 
         let beside = |line: &str| plan(line).beside.map(|options| options.time);

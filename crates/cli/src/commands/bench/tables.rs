@@ -353,7 +353,7 @@ fn fault_counts(faults: &FaultsResult, output: &mut Output) -> Result<(), Failur
 #[cfg(test)]
 mod tests {
     use tcpx_bench::measure::beside::{LoadKind, Pace};
-    use tcpx_bench::workload::Op;
+    use tcpx_bench::workload::{Layout, Op};
 
     use super::*;
 
@@ -367,7 +367,7 @@ mod tests {
         let mut result = BesideResult {
             load: LoadKind::Decode,
             name: "256M/16K".into(),
-            shape: Shape::new(Op::Write, 256 << 20, 16 << 10, true).unwrap(),
+            shape: Shape::new(Op::Write, 256 << 20, 16 << 10, Layout::Scattered).unwrap(),
             gb_per_s: 19.876,
             keeps: 0.9346,
             keeps_range: (0.9, 1.0),
@@ -388,7 +388,7 @@ mod tests {
         ];
         assert_eq!(beside_cells(&result), expected);
         assert_eq!(BESIDE_HEADINGS[5], "KEEPS");
-        result.shape = Shape::new(Op::Read, 256 << 20, 0, true).unwrap();
+        result.shape = Shape::new(Op::Read, 256 << 20, 0, Layout::Scattered).unwrap();
         assert_eq!(beside_cells(&result)[3], "1");
     }
 

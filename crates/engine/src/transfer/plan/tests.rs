@@ -19,7 +19,7 @@ fn key(n: u8) -> RegionKey {
     RegionKey([n; 16])
 }
 
-fn piece(local: usize, remote: u64, len: usize, region: u8) -> Piece {
+pub(super) fn piece(local: usize, remote: u64, len: usize, region: u8) -> Piece {
     Piece {
         local: span(local, len),
         memory: 0,
@@ -237,6 +237,49 @@ fn adjacent_segments_are_merged() {
     let plan = plan(&pieces, 1 << 20, 1);
     assert_eq!((plan.len(), plan.layout(0).entries), (1, 1));
     assert_eq!(plan.spans(plan.layout(0)).len(), 1);
+}
+
+/// As if they were one: the peer checks one entry.
+#[test]
+fn segments_that_are_adjacent_at_one_end_are_one_range_there() {
+    let there = |i: u64| piece(4096 + i as usize * 200, 7000 + i * 100, 100, 1);
+    let pieces: Vec<_> = (0..64).map(there).collect();
+    let remote = plan(&pieces, 1 << 20, 1);
+    let chunk = remote.layout(0);
+    assert_eq!((remote.len(), chunk.entries), (1, 1));
+    assert_eq!(remote.spans(chunk).len(), 64);
+    // Not across regions, and not from one chunk to the next.
+    let two_regions = [piece(4096, 7000, 100, 1), piece(9000, 7100, 100, 2)];
+    assert_eq!(plan(&two_regions, 1 << 20, 1).layout(0).entries, 2);
+    let cut = plan(&pieces, 3200, 1);
+    assert_eq!((cut.len(), cut.layout(1).entries), (2, 1));
+    assert_eq!(bytes_of(&cut), bytes_of(&remote));
+}
+
+#[test]
+fn a_chunk_has_no_more_ranges_here_than_there() {
+    let pieces: Vec<_> = (0..2000)
+        .map(|i| piece(4096 + i * 2, i as u64, 1, 1))
+        .collect();
+    let plan = plan(&pieces, 1 << 20, 1);
+    assert_eq!(plan.spans(plan.layout(0)).len(), MAX_SPANS);
+    assert_eq!(plan.len(), 2000_usize.div_ceil(MAX_SPANS));
+    assert_eq!(bytes_of(&plan).len(), 2000);
+}
+
+#[test]
+fn blocks_of_a_device_are_moved_in_the_order_of_its_memory() {
+    let backwards: Vec<_> = (0..64)
+        .rev()
+        .map(|i| Piece {
+            group: 1,
+            ..piece(4096 + i * 300, i as u64 * 100, 100, 1)
+        })
+        .collect();
+    let plan = plan(&backwards, 1 << 20, 1);
+    assert_eq!((plan.len(), plan.layout(0).entries), (1, 1));
+    let remote = bytes_of(&plan).into_iter().map(|(_, _, remote)| remote);
+    assert_eq!(remote.collect::<Vec<_>>(), (0..6400).collect::<Vec<_>>());
 }
 
 #[test]

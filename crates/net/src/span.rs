@@ -197,6 +197,12 @@ impl Cursor {
         }
     }
 
+    /// Returns whether the position is inside a span, and not at its start.
+    #[must_use]
+    pub fn is_inside(&self) -> bool {
+        self.offset > 0
+    }
+
     /// Iterates over the rest of `spans`, span by span.
     pub fn rest<'a>(&self, spans: &'a [Span]) -> impl Iterator<Item = Span> + 'a {
         let offset = self.offset;

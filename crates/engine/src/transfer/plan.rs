@@ -1,9 +1,9 @@
 //! The plan of a transfer: segment lists become chunks, once.
 //!
-//! Segments are put in order where that joins them (`order.rs`). Segments that are adjacent on both
-//! sides are merged, small neighbours share a chunk, large segments are split. All data that a lane
-//! sends for a chunk is laid out here (the table in wire format, the local spans), so that posting
-//! does no work per segment.
+//! Blocks of device memory are put in order where that joins them (`order.rs`). Segments that are
+//! adjacent on both sides are merged, small neighbours share a chunk, large segments are split. All
+//! data that a lane sends for a chunk is laid out here (the table in wire format, the local spans),
+//! so that posting does no work per segment.
 //!
 //! Pure: no I/O, no clock, no threads.
 

@@ -292,7 +292,7 @@ impl<P: Send> ReceiveCarrier<P> for StagedReceive<P> {
         let Some(filling) = &mut self.filling else {
             return Ok(());
         };
-        filling.note(ranges_of(place.spans, &self.at, count), count);
+        filling.note(&self.at, place.spans, count);
         if let Some((_, last)) = &mut filling.waiting {
             *last = (self.clock)();
         }
@@ -423,13 +423,16 @@ impl<P> Filling<P> {
         }
     }
 
-    /// Records `count` bytes of the current payload, and their destination.
-    fn note(&mut self, ranges: impl Iterator<Item = Range>, count: usize) {
-        for range in ranges {
+    /// Records `count` bytes of the current payload, whose destination begins at `at`. Never joins
+    /// two spans: they may belong to adjacent regions, and a device does not copy across those.
+    fn note(&mut self, at: &Cursor, spans: &[Span], count: usize) {
+        let mut goes_on = at.is_inside();
+        for range in ranges_of(spans, at, count) {
             match self.ranges[self.whole_ranges..].last_mut() {
-                Some(last) if last.address + last.len == range.address => last.len += range.len,
+                Some(last) if goes_on => last.len += range.len,
                 _ => self.ranges.push(range),
             }
+            goes_on = false;
         }
         self.filled += count;
     }

@@ -19,24 +19,34 @@ use crate::transfer::{After, Limits, Offered, Pieces, Plan, Run};
 
 type Code<T> = Result<T, tcpx_cuda::Error>;
 
-/// A stand-in that counts started copies.
+/// A stand-in that counts started copies, and the ranges that they scatter to.
 #[derive(Debug)]
-struct Counting(StandIn, Arc<AtomicUsize>);
+struct Counting(StandIn, Arc<Counts>);
 
-struct CountingQueue(Box<dyn Queue>, Arc<AtomicUsize>);
+#[derive(Debug, Default)]
+struct Counts {
+    copies: AtomicUsize,
+    scattered: AtomicUsize,
+}
+
+struct CountingQueue(Box<dyn Queue>, Arc<Counts>);
 
 impl CountingQueue {
     fn count(&mut self) -> &mut dyn Queue {
-        self.1.fetch_add(1, Ordering::Relaxed);
+        self.1.copies.fetch_add(1, Ordering::Relaxed);
         self.0.as_mut()
     }
 }
 
 /// Returns a device and a function that returns the number of copies started on it.
 fn counting(device: StandIn) -> (Arc<dyn Device>, impl Fn() -> usize) {
-    let copies = Arc::new(AtomicUsize::new(0));
-    let device = Arc::new(Counting(device, Arc::clone(&copies)));
-    (device, move || copies.load(Ordering::Relaxed))
+    let (device, counts) = counted(device);
+    (device, move || counts.copies.load(Ordering::Relaxed))
+}
+
+fn counted(device: StandIn) -> (Arc<dyn Device>, Arc<Counts>) {
+    let counts = Arc::new(Counts::default());
+    (Arc::new(Counting(device, Arc::clone(&counts))), counts)
 }
 
 impl Device for Counting {
@@ -73,6 +83,7 @@ impl Queue for CountingQueue {
     }
 
     unsafe fn scatter(&mut self, from: *const u8, to: &[Range]) -> Code<tcpx_cuda::Ticket> {
+        self.1.scattered.fetch_add(to.len(), Ordering::Relaxed);
         // SAFETY: passed on from the caller.
         unsafe { self.count().scatter(from, to) }
     }

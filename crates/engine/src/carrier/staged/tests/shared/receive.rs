@@ -73,6 +73,29 @@ fn consecutive_payloads_share_a_slot_and_a_copy() {
     assert_eq!(pool.left(Direction::In), 4);
 }
 
+/// They may belong to adjacent regions, which a device does not copy across.
+#[test]
+fn adjacent_spans_are_not_joined_but_parts_of_a_span_are() {
+    let (device, counts) = counted(StandIn::new(1));
+    let pool = Pool::new(SLOT, 8 * SLOT);
+    let mut inbound = receiver(&pool);
+    let target = Memory::new(&[60, 40], 0, |_| 0xee);
+    inbound.begin(false);
+    // Arrives in parts that end inside the first span, and inside the second.
+    put_part(
+        &mut inbound,
+        &place(&device, &target.spans),
+        &[7; 100],
+        true,
+        25,
+    )
+    .unwrap();
+    assert!(inbound.push(ticket(), 0).is_none());
+    assert_eq!(land(&mut inbound), [(0, true)]);
+    assert_eq!(target.content(), [7; 100]);
+    assert_eq!(counts.scattered.load(Ordering::Relaxed), 2);
+}
+
 #[test]
 fn payload_does_not_wait_if_nothing_follows_or_fits() {
     let (device, copies) = counting(StandIn::new(2));

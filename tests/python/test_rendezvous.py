@@ -166,10 +166,14 @@ def test_a_failure_is_told_to_the_others(place):
 
 
 @pytest.mark.parametrize("leaver", [0, 1])
-def test_who_has_left_is_not_waited_for(place, leaver):
+@pytest.mark.parametrize("slow", [0.0, 0.3])
+def test_who_has_left_is_not_waited_for(place, leaver, slow):
+    """Also if rank 0, which may serve, has been told and has ended before another one asks."""
+
     def work(meeting):
         meeting.barrier()
         if meeting.rank != leaver:
+            time.sleep(slow if meeting.rank == 2 else 0)
             meeting.barrier("more")
 
     ends = together(place, 3, work)

@@ -33,6 +33,9 @@ MAX_REQUEST = MAX_VALUE + 4096
 # Time limits for a connection to identify itself, and for the server to end, in seconds.
 HELLO_TIMEOUT, CLOSE_TIMEOUT = 10.0, 5.0
 
+# How long the server of a run that has failed waits for members that have not been told, in seconds.
+LINGER = 2.0
+
 # How much later than requested a reply of the server may come, in seconds.
 GRACE = 30.0
 
@@ -102,6 +105,8 @@ class Server:
         self.folders: dict[str, Ranked] = defaultdict(dict)
         self.served: dict[str, int] = defaultdict(int)
         self.streams: dict[socket.socket, threading.Thread] = {}
+        # True once a member has been told that others failed or left.
+        self.broken = False
         self.closing = False
         self.listener = _listen(host, port)
         bound = self.listener.getsockname()
@@ -111,8 +116,14 @@ class Server:
         self.acceptor.start()
 
     def close(self) -> None:
-        """Ends the server. Sends pending replies first."""
+        """Ends the server. Sends pending replies first.
+
+        Rank 0 often is the first to learn that another member has failed, and ends. The others are
+        told when they ask next, unless that takes longer than LINGER.
+        """
         with self.changed:
+            if self.failed or self.broken:
+                self.changed.wait_for(lambda: self.members.keys() <= self.left | self.failed.keys(), LINGER)
             self.closing = True
             self.changed.notify_all()
             streams = dict(self.streams)
@@ -206,6 +217,7 @@ class Server:
         )
         if len(folder) < size:
             gone = dict.fromkeys(self.left - folder.keys(), HAS_LEFT) | self.failed
+            self.broken = self.broken or bool(gone)
             why = _triples(b"failed", gone) + _triples(b"member", self.members)
             return [b"ok", *_triples(b"value", folder), *why]
         self.served[name] += 1

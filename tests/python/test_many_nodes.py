@@ -131,7 +131,9 @@ def test_a_process_that_dies_ends_all(machines):
         run.processes[2].send_signal(signal.SIGKILL)
         ends = run.finish()
     assert [ends[rank][0] for rank in (0, 1, 3)] == [1, 1, 1], ends
-    assert all("rank 2 (" in ends[rank][2] and "failed: its connection" in ends[rank][2] for rank in (0, 1, 3)), ends
+    told = {rank: "rank 2 (" in ends[rank][2] and "failed: its connection" in ends[rank][2] for rank in (0, 1, 3)}
+    # While rank 3 reads, it may notice first that a prefill process has been told and has ended.
+    assert told[0] and told[1] and (told[3] or "cannot read from prefill-" in ends[3][2]), ends
 
 
 def received(machines, rank):

@@ -191,7 +191,8 @@ pub unsafe extern "C" fn tcpx_transfer_wait(
 }
 
 /// Aborts the transfer. Never waits for the peer. When this returns, local memory is no longer read
-/// or written for the transfer.
+/// or written for the transfer. Bytes of a WRITE that were in flight may still land at the peer, but
+/// not after those of a WRITE that this session posts to the same memory later.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_transfer_abort(transfer: *const tcpx_transfer) -> tcpx_status {
     ffi::call(|| {

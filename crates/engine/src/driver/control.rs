@@ -108,6 +108,7 @@ impl ControlLoop {
                     Command::Connect(peer) => self.dial(&peer),
                     Command::Reap(link) => link.reap(),
                     Command::LaneLost(link) => self.lane_lost(&link),
+                    Command::Release(peer) => peer.release(&self.core),
                     Command::Stop => stop = true,
                 }
             }
@@ -210,6 +211,7 @@ impl ControlLoop {
             match command {
                 Command::Reap(link) => link.reap(),
                 Command::Connect(peer) => peer.unreachable(&Error::Closed),
+                Command::Release(peer) => peer.fail_held(&Error::Closed),
                 Command::LaneLost(_) | Command::Stop => {}
             }
         }

@@ -33,6 +33,8 @@ pub(crate) enum Command {
     Connect(Arc<PeerShared>),
     /// Take a link apart that has ended.
     Reap(Arc<dyn Link>),
+    /// Start WRITEs that have waited for the end of an aborted one.
+    Release(Arc<PeerShared>),
     /// Recover a link that has lost a lane.
     LaneLost(Arc<dyn Link>),
     /// End the thread.
@@ -53,6 +55,11 @@ impl Mailbox {
     /// Requests a connection; the peer learns the result.
     pub(crate) fn connect(&self, peer: Arc<PeerShared>) {
         self.push(Command::Connect(peer));
+    }
+
+    /// Requests that WRITEs which have waited for the end of an aborted one are started.
+    pub(crate) fn release(&self, peer: Arc<PeerShared>) {
+        self.push(Command::Release(peer));
     }
 
     /// Ends the thread.

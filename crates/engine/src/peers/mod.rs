@@ -1,5 +1,6 @@
 //! State of a session's peers, and data exchanged with them: links, tagged messages, notifications.
 
+mod aborted;
 mod estimate;
 mod figures;
 mod inbox;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tcpx_proto::info::{ConnectionInfo, SessionId};
 
+use super::aborted::Aborted;
 use super::estimate::{Estimate, Measured};
 use super::shared::SessionCore;
 use super::tagged::{self, Tagged, TaggedSend};
@@ -27,6 +28,7 @@ pub(crate) struct PeerShared {
     name: String,
     pub(crate) id: SessionId,
     pub(crate) tagged: Tagged,
+    pub(super) aborted: Aborted,
     share: Arc<Share>,
     measured: Mutex<Measured>,
     losses: AtomicU64,
@@ -110,6 +112,7 @@ impl PeerShared {
             name: name.to_owned(),
             id,
             tagged: Tagged::new(context.quota.of_a_peer() / 2),
+            aborted: Aborted::new(),
             share: context.quota.share(),
             measured: Mutex::new(Rank::Leaf, Measured::default()),
             losses: AtomicU64::new(0),
@@ -125,6 +128,11 @@ impl PeerShared {
 
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns the session, unless it is gone.
+    pub(super) fn home(&self) -> Option<Arc<SessionCore>> {
+        self.home.upgrade()
     }
 
     /// What its transfers are counted by, and called in a trace.
@@ -208,12 +216,16 @@ impl PeerShared {
         self.state.lock().waiting.iter().any(is_notification)
     }
 
-    /// Starts work now, or as soon as there is a connection. Never waits.
+    /// Starts work now, or as soon as there is a connection and no aborted WRITE is in its way.
+    /// Never waits.
     pub(crate) fn start(
         self: &Arc<Self>,
         core: &SessionCore,
         waiting: Waiting,
     ) -> Result<(), Error> {
+        if self.holds(core, &waiting) {
+            return Ok(());
+        }
         if let Some(link) = self.link() {
             waiting.start(self, &link);
             return Ok(());
@@ -406,6 +418,7 @@ impl PeerShared {
         for waiting in waiting {
             waiting.fail(self, error);
         }
+        self.fail_held(error);
         for link in self.links() {
             link.close(reason, error.clone());
         }

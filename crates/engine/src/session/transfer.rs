@@ -183,8 +183,10 @@ impl Transfer {
 
     /// Aborts the transfer. Never waits for the peer. When this returns, local memory is no longer
     /// read or written on behalf of the transfer. Bytes of a WRITE in flight may still land at the
-    /// peer until the state is [`TransferState::Aborted`]. A transfer that ends as aborted does not
-    /// deliver its notification; one whose notification was already in flight ends as done.
+    /// peer until the state is [`TransferState::Aborted`]; a WRITE that this session posts to the
+    /// same memory meanwhile starts after that, so that it has the last word. A transfer that ends
+    /// as aborted does not deliver its notification; one whose notification was already in flight
+    /// ends as done.
     pub fn abort(&self) {
         if !self.kind.is_current() {
             return;
@@ -333,12 +335,15 @@ impl Transfer {
         }
         // Too late once the notification is being sent: the transfer then ends as done, but still
         // releases local memory.
-        let last = run.completion.begin_abort() && run.close();
+        let is_aborted = run.completion.begin_abort();
+        let last = is_aborted && run.close();
         run.let_go();
         // Links that have ended, and are not taken apart yet, may also use the memory.
         self.peer.core.context().let_go(run);
         if last {
             run.conclude_failed();
+        } else if is_aborted {
+            self.peer.shared.note_aborted(run);
         }
     }
 

@@ -71,6 +71,12 @@ pub(crate) struct Completion {
     trace: Option<TransferTrace>,
 }
 
+/// Learns of the end of an operation, on the thread that ends it. Called with no lock of the
+/// completion held.
+pub(crate) trait Watcher: Send + Sync + std::fmt::Debug {
+    fn ended(&self);
+}
+
 #[derive(Debug, Default)]
 struct Ending {
     /// The first error.
@@ -78,6 +84,7 @@ struct Ending {
     verdict: Verdict,
     /// Event loops to notify of the end, each with its key. Empty once the operation has ended.
     armed: Vec<(Arc<Queue>, u64)>,
+    watcher: Option<Arc<dyn Watcher>>,
 }
 
 /// What can still become of an operation without an error.
@@ -141,6 +148,17 @@ impl Completion {
         state
     }
 
+    /// Calls `watcher` at the end of the operation. Returns false, and never calls it, if the
+    /// operation has already ended. There is one watcher at most.
+    pub(crate) fn watch(&self, watcher: Arc<dyn Watcher>) -> bool {
+        let mut ending = self.ending.lock();
+        let is_in_time = !self.state().is_terminal();
+        if is_in_time {
+            ending.watcher = Some(watcher);
+        }
+        is_in_time
+    }
+
     /// Records the first error of an operation, unless the operation has already succeeded.
     pub(crate) fn record(&self, error: Error) {
         let mut ending = self.ending.lock();
@@ -195,10 +213,14 @@ impl Completion {
         }
         self.state.store(state as u8, Ordering::Release);
         let armed = std::mem::take(&mut ending.armed);
+        let watcher = ending.watcher.take();
         drop(ending);
         self.changed.notify_all();
         for (queue, key) in armed {
             queue.ended(key);
+        }
+        if let Some(watcher) = watcher {
+            watcher.ended();
         }
         state
     }

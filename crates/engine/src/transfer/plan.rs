@@ -8,6 +8,7 @@
 //! Pure: no I/O, no clock, no threads.
 
 mod order;
+mod overlap;
 #[cfg(test)]
 mod tests;
 
@@ -24,6 +25,7 @@ use tcpx_proto::frame::{
 };
 use tcpx_proto::lane::Op;
 
+pub(crate) use self::overlap::Ranges;
 use crate::config::staging::CHUNK_FACTOR;
 use crate::error::Side;
 use crate::memory::{InterfaceSet, Memory, MemoryKind, Place, is_same_place, push_merged};

@@ -45,7 +45,7 @@ fn groups(count: u32) -> Vec<Group> {
         .collect()
 }
 
-fn plan(pieces: &[Piece], chunk_bytes: usize, lanes: usize) -> Plan {
+pub(super) fn plan(pieces: &[Piece], chunk_bytes: usize, lanes: usize) -> Plan {
     let pieces = Pieces {
         list: pieces.to_vec(),
         memory: Vec::new(),

@@ -1,7 +1,7 @@
 //! Aborted and failed transfers: memory is released at once, and none of them is reported as done.
 
 use tcpx::{ErrorKind, Op, Segment, TransferState};
-use tcpx_testkit::host::{fails, wait_for_silence, wait_for_traffic};
+use tcpx_testkit::host::{done, fails, wait_for_silence, wait_for_traffic};
 use tcpx_testkit::pattern::REMOTE_POISON;
 use tcpx_testkit::{
     Content, Copy, Expected, GUARD, Host, RemoteProcess, Setup, on_every_setup, wait_until,
@@ -14,6 +14,8 @@ on_every_setup!(
     no_byte_lands_after_a_write_was_aborted,
     aborting_does_not_wait_for_the_peer,
     releasing_does_not_wait_for_the_peer,
+    a_write_after_an_aborted_one_has_the_last_word,
+    held_writes_end_with_their_peer,
     an_aborted_transfer_does_not_notify,
     a_failed_transfer_does_not_notify,
 );
@@ -184,6 +186,64 @@ fn releasing_does_not_wait_for_the_peer(setup: &Setup) {
     wait_for_silence(&peer);
     here.check_untouched();
     assert!(bob.notifications().is_empty());
+    alice.verify_traffic(&peer, &bob, 2);
+}
+
+/// Although nobody waits for the end of the abort, and bytes of it are still in flight.
+fn a_write_after_an_aborted_one_has_the_last_word(setup: &Setup) {
+    let alice = Host::open("alice", setup);
+    let bob = RemoteProcess::open("bob", setup);
+    let peer = alice.knows(&bob);
+    let (first, second, there) = (alice.memory(MIB), alice.memory(MIB), bob.memory(MIB));
+    first.memory.fill(Content::Byte(1));
+    second.memory.fill(Content::Byte(2));
+    bob.fill(&there, Content::Byte(2));
+    let write = || alice.transfer(Op::Write, &peer, &second, &there, &[Copy::new(0, 0, MIB)]);
+    for round in 0..6 {
+        let transfer = alice.endless(Op::Write, &peer, &first, &there.descriptor);
+        transfer.post().expect("posted");
+        wait_for_traffic(&peer);
+        bob.freeze();
+        drop(transfer);
+        if round % 2 == 1 {
+            // Aborted while it waits for the first: the next one waits as well.
+            let between = write();
+            between.post().expect("posted");
+            drop(between);
+        }
+        let last = write();
+        last.post_with_notification(b"last").expect("posted");
+        bob.thaw();
+        done(&last);
+        assert_eq!(bob.notification().message, b"last");
+        bob.check(&there, &Expected::untouched(2));
+    }
+    wait_for_silence(&peer);
+    bob.check(&there, &Expected::untouched(2));
+    assert!(bob.notifications().is_empty());
+    alice.verify_traffic(&peer, &bob, 1);
+}
+
+fn held_writes_end_with_their_peer(setup: &Setup) {
+    let alice = Host::open("alice", setup);
+    let bob = RemoteProcess::open("bob", setup);
+    let peer = alice.knows(&bob);
+    let (here, there) = (alice.memory(MIB), bob.memory(MIB));
+    let transfer = alice.endless(Op::Write, &peer, &here, &there.descriptor);
+    transfer.post().expect("posted");
+    wait_for_traffic(&peer);
+    bob.freeze();
+    drop(transfer);
+    let held = alice.transfer(Op::Write, &peer, &here, &there, &[Copy::new(0, 0, MIB)]);
+    held.post_with_notification(b"never").expect("posted");
+    peer.disconnect();
+    let error = fails(&held);
+    assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
+    bob.thaw();
+    // The next one connects again.
+    held.post_with_notification(b"now").expect("posted");
+    done(&held);
+    assert_eq!(bob.notification().message, b"now");
     alice.verify_traffic(&peer, &bob, 2);
 }
 

@@ -1,0 +1,79 @@
+//! The peer's memory that a plan concerns. Pure.
+
+use std::ops::Range;
+
+use super::Plan;
+
+/// Ranges of the peer's memory, sorted and disjoint.
+pub(crate) struct Ranges(Vec<Range<u64>>);
+
+impl Ranges {
+    /// Returns whether any byte belongs to both.
+    pub(crate) fn overlap(&self, other: &Self) -> bool {
+        let (mut mine, mut others) = (self.0.iter().peekable(), other.0.iter().peekable());
+        while let (Some(a), Some(b)) = (mine.peek(), others.peek()) {
+            if a.start < b.end && b.start < a.end {
+                return true;
+            }
+            // The range that ends first cannot meet a later one of the other list.
+            match a.end <= b.end {
+                true => mine.next(),
+                false => others.next(),
+            };
+        }
+        false
+    }
+}
+
+impl Plan {
+    /// Returns the ranges of the peer's memory. Keys do not matter: one range of memory may have
+    /// several.
+    pub(crate) fn remote_ranges(&self) -> Ranges {
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for chunk in &self.chunks {
+            let table = self.read_table(chunk).expect("a table of its own");
+            // The end cannot overflow: the region of the entry contains it.
+            let each = table.entries();
+            ranges.extend(each.map(|e| e.address..e.address + u64::from(e.len)));
+        }
+        ranges.sort_unstable_by_key(|range| (range.start, range.end));
+        ranges.dedup_by(|next, last| {
+            let joins = next.start <= last.end;
+            if joins {
+                last.end = last.end.max(next.end);
+            }
+            joins
+        });
+        Ranges(ranges)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use proptest::prelude::*;
+
+    use crate::transfer::plan::tests::{piece, plan};
+
+    proptest! {
+        #[test]
+        fn plans_overlap_if_they_have_a_byte_in_common(
+            lists in prop::array::uniform2(
+                prop::collection::vec((0..200_u64, 0..9_usize, 1..3_u8), 0..12)),
+        ) {
+            let ranges = lists.each_ref().map(|list| {
+                let each = list.iter().enumerate();
+                let each = each.map(|(i, &(at, len, key))| piece(4096 + i * 64, at, len, key));
+                plan(&each.collect::<Vec<_>>(), 16, 1).remote_ranges()
+            });
+            let bytes = lists.map(|list| {
+                let bytes = list.iter().flat_map(|&(at, len, _)| at..at + len as u64);
+                bytes.collect::<HashSet<_>>()
+            });
+            let expected = !bytes[0].is_disjoint(&bytes[1]);
+            prop_assert_eq!(ranges[0].overlap(&ranges[1]), expected);
+            prop_assert_eq!(ranges[1].overlap(&ranges[0]), expected);
+        }
+    }
+}

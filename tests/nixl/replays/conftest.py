@@ -1,16 +1,23 @@
 """Fixtures of the replays: memory of each kind, and the processes of an application.
 
+REPLAY_MEMORY=DRAM or VRAM selects one kind; otherwise each replay runs with both, and is skipped
+with VRAM where there is no GPU.
+
 Bytes travel on lanes here, as between machines: a process that is stopped stops its transfers.
 """
+
+import os
 
 import pytest
 from .memory import missing_gpu
 from peer import Peer
 
 GPU = pytest.mark.skipif(missing_gpu() is not None, reason=f"VRAM: {missing_gpu()}")
+MEMORIES = {"DRAM": "DRAM", "VRAM": pytest.param("VRAM", marks=GPU)}
+SELECTED = os.environ.get("REPLAY_MEMORY")
 
 
-@pytest.fixture(params=["DRAM", pytest.param("VRAM", marks=GPU)])
+@pytest.fixture(params=[MEMORIES[SELECTED]] if SELECTED else list(MEMORIES.values()))
 def memory(request):
     return request.param
 

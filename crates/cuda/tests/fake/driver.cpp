@@ -198,11 +198,18 @@ API cuCtxGetCurrent(context **found) {
 API cuCtxGetId(context *of, u64 *id) { return *id = (u64)of, SUCCESS; }
 API cuCtxGetDevice(int *device) { return top() ? (*device = top()->device, SUCCESS) : INVALID_CONTEXT; }
 API cuCtxPushCurrent_v2(context *pushed) { return current.push_back(pushed), SUCCESS; }
+API cuCtxSetCurrent(context *set) {
+  if (current.empty()) current.push_back(set);
+  current.back() = set;
+  return SUCCESS;
+}
 API cuCtxPopCurrent_v2(context **popped) {
   if (current.empty()) return INVALID_CONTEXT;
   *popped = top();
   return current.pop_back(), SUCCESS;
 }
+// Plain copies are done when they return.
+API cuCtxSynchronize() { return top() ? failure : INVALID_CONTEXT; }
 API cuCtxCreate_v2(context **made, unsigned, int device) {
   *made = new context{device};
   return current.push_back(*made), SUCCESS;
@@ -281,6 +288,10 @@ API cuMemHostGetDevicePointer_v2(u64 *seen, u64 address, unsigned) { return *see
 API cuMemcpyHtoD_v2(u64 to, u64 from, size_t len) {
   LOCKED;
   return reaches(top(), to, len) ? (memcpy((void *)to, (void *)from, len), SUCCESS) : ILLEGAL_ADDRESS;
+}
+API cuMemcpyDtoH_v2(u64 to, u64 from, size_t len) {
+  LOCKED;
+  return reaches(top(), from, len) ? (memcpy((void *)to, (void *)from, len), SUCCESS) : ILLEGAL_ADDRESS;
 }
 API cuMemcpyDtoHAsync_v2(u64 to, u64 from, size_t len, stream *on) {
   LOCKED;

@@ -242,9 +242,13 @@ impl Options {
                 limit,
                 warmup,
             };
-            let is_apart = self.layout == Layout::Apart && shape.blocks() > 1;
+            let gaps = match self.layout {
+                Layout::Strided if shape.blocks() > 1 => " strided",
+                Layout::Apart if shape.blocks() > 1 => " apart",
+                _ => "",
+            };
             cases.push(Case {
-                name: format!("{name}{}", if is_apart { " apart" } else { "" }),
+                name: format!("{name}{gaps}"),
                 workload,
                 waiting,
                 group,

@@ -91,7 +91,10 @@ pub enum Layout {
     /// In another random order on each side. Together the blocks cover the buffer.
     #[default]
     Scattered,
-    /// Scattered, and as far from each other as they are long: no two are adjacent in memory.
+    /// Scattered, with gaps as long as a block between them.
+    Strided,
+    /// Scattered, with gaps of one half, one or one and a half blocks between them: no two are
+    /// adjacent in memory, and few are equally far apart.
     Apart,
 }
 
@@ -179,7 +182,17 @@ impl Shape {
     pub fn buffer_bytes(&self) -> u64 {
         match self.layout {
             Layout::Ordered | Layout::Scattered => self.total_bytes,
-            Layout::Apart => self.total_bytes + (self.blocks() as u64 - 1) * self.block_bytes,
+            Layout::Strided | Layout::Apart => {
+                self.total_bytes + (self.blocks() as u64 - 1) * self.block_bytes + self.shift()
+            }
+        }
+    }
+
+    /// Returns how far some of the blocks are moved up, so that their distances differ.
+    fn shift(&self) -> u64 {
+        match self.layout {
+            Layout::Apart if self.blocks() > 1 => self.block_bytes / 2 / 64 * 64,
+            _ => 0,
         }
     }
 
@@ -204,16 +217,19 @@ impl Shape {
     pub fn spans(&self, side: Side) -> Vec<Span> {
         let block = self.block_bytes as usize;
         let whole = (self.total_bytes / self.block_bytes) as usize;
-        let distance = match self.layout {
-            Layout::Ordered | Layout::Scattered => block,
-            Layout::Apart => 2 * block,
+        let mut gaps = SplitMix(0x5bd1_e995_7b93_11d7);
+        let mut offset = |index: usize| match self.layout {
+            Layout::Ordered | Layout::Scattered => index * block,
+            Layout::Strided => 2 * index * block,
+            Layout::Apart => 2 * index * block + (gaps.next() & 1) as usize * self.shift() as usize,
         };
         let mut spans: Vec<Span> = (0..whole)
             .map(|index| Span {
-                offset: index * distance,
+                offset: offset(index),
                 len: block,
             })
             .collect();
+        let end = offset(whole);
         if self.layout != Layout::Ordered {
             let mut random = SplitMix(match side {
                 Side::Initiator => 0x1d87_2b41_9a4c_5e03,
@@ -231,7 +247,7 @@ impl Shape {
             // The short block stays last on both sides: corresponding blocks must have equal
             // lengths.
             spans.push(Span {
-                offset: whole * distance,
+                offset: end,
                 len: rest,
             });
         }
@@ -246,7 +262,8 @@ impl fmt::Display for Shape {
             let (layout, gaps) = match self.layout {
                 Layout::Ordered => ("ordered", ""),
                 Layout::Scattered => ("scattered", ""),
-                Layout::Apart => ("scattered", ", none adjacent"),
+                Layout::Strided => ("scattered", " with equal gaps"),
+                Layout::Apart => ("scattered", " with gaps"),
             };
             let block = crate::units::bytes(self.block_bytes);
             write!(f, " in {layout} {block} blocks{gaps}")?;
@@ -430,9 +447,11 @@ impl SplitMix {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
-    use Layout::{Apart, Ordered, Scattered};
+    use Layout::{Apart, Ordered, Scattered, Strided};
 
     fn shape(total: u64, block: u64, layout: Layout) -> Shape {
         Shape::new(Op::Write, total, block, layout).unwrap()
@@ -462,9 +481,11 @@ mod tests {
     }
 
     #[test]
-    fn no_two_blocks_are_adjacent_if_they_are_apart() {
+    fn no_two_blocks_are_adjacent_if_there_are_gaps() {
         for shape in [
             shape(64 << 10, 4 << 10, Apart),
+            shape(64 << 10, 4 << 10, Strided),
+            shape(100_003, 977, Strided),
             shape(100_003, 977, Apart),
             shape(4096, 0, Apart),
         ] {
@@ -475,13 +496,16 @@ mod tests {
                 spans.sort_by_key(|span| span.offset);
                 let gaps = spans
                     .windows(2)
-                    .map(|two| two[1].offset - two[0].offset - two[0].len);
-                assert!(
-                    gaps.min()
-                        .is_none_or(|gap| gap as u64 == shape.block_bytes())
-                );
-                let end = spans.last().map(|last| last.offset + last.len);
-                assert_eq!(end.map(|end| end as u64), Some(shape.buffer_bytes()));
+                    .map(|two| (two[1].offset - two[0].offset - two[0].len) as u64);
+                let gaps: BTreeSet<_> = gaps.collect();
+                let (block, shift) = (shape.block_bytes(), shape.shift());
+                let expected = match shape.blocks() {
+                    1 => BTreeSet::new(),
+                    _ => BTreeSet::from([block - shift, block, block + shift]),
+                };
+                assert_eq!(gaps, expected);
+                let end = spans.last().map(|last| (last.offset + last.len) as u64);
+                assert!(end <= Some(shape.buffer_bytes()));
             }
         }
     }
@@ -588,9 +612,10 @@ mod tests {
             }
             assert_eq!(verify(&shape, pattern, &destination), Ok(()));
             assert!(verify(&shape, Pattern::new(12), &destination).is_err());
-            destination[54_321] ^= 1;
+            let wrong = to[40].offset + 321;
+            destination[wrong] ^= 1;
             let found = verify(&shape, pattern, &destination);
-            assert_eq!(found.unwrap_err().offset, 54_321);
+            assert_eq!(found.unwrap_err().offset, wrong as u64);
         }
     }
 }

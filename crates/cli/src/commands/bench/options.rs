@@ -66,8 +66,12 @@ pub(super) struct Measurement {
     #[arg(long)]
     ordered: bool,
 
-    /// Leave a gap as long as a block between scattered blocks, so that none can be joined
+    /// Leave a gap as long as a block between scattered blocks
     #[arg(long, conflicts_with = "ordered")]
+    strided: bool,
+
+    /// Leave gaps of several lengths between scattered blocks, so that nothing can join them
+    #[arg(long, conflicts_with_all = ["ordered", "strided"])]
     apart: bool,
 
     /// What to do
@@ -279,7 +283,7 @@ impl Measurement {
         }
         let mut cases = suite::cases(&self.beside_options(self.layout(), &BESIDE_BLOCKS))?;
         let is_open = self.cases.is_empty() && self.sizes.is_empty() && self.blocks.is_empty();
-        if is_open && !self.ordered && !self.apart {
+        if is_open && self.layout() == Layout::Scattered {
             let blocks = BESIDE_BLOCKS.iter().filter(|&&block| block > 0).copied();
             let apart = self.beside_options(Layout::Apart, &blocks.collect::<Vec<_>>());
             cases.extend(suite::cases(&apart)?);
@@ -325,9 +329,10 @@ impl Measurement {
     }
 
     fn layout(&self) -> Layout {
-        match (self.ordered, self.apart) {
-            (true, _) => Layout::Ordered,
-            (_, true) => Layout::Apart,
+        match (self.ordered, self.strided, self.apart) {
+            (true, ..) => Layout::Ordered,
+            (_, true, _) => Layout::Strided,
+            (.., true) => Layout::Apart,
             _ => Layout::Scattered,
         }
     }
@@ -419,6 +424,10 @@ mod tests {
         assert_eq!(
             names("--beside-compute --op write --size 1M --apart"),
             ["1M WRITE", "1M/16K apart WRITE", "1M/4K apart WRITE"]
+        );
+        assert_eq!(
+            names("--op read --size 1M --block 4K --strided"),
+            ["1M/4K strided READ"]
         );
 
         let beside = |line: &str| plan(line).beside.map(|options| options.time);

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::memory::DeviceMemory;
-use crate::queue::is_for_engine;
+use crate::rows::is_for_engine;
 use crate::{Device, Queue, Range, Ticket, give_way};
 
 /// Bytes of a cell: launches of this size barely disturb the application's kernels.
@@ -135,16 +135,16 @@ impl Batches {
         self.identity == device.identity()
     }
 
-    /// Returns whether a batch moves a copy of this many blocks, `len` bytes in all, better: blocks
-    /// that the copy engine would not move one by one, and enough bytes that the detour does not
-    /// matter, or other copies to share it with.
+    /// Returns whether a batch moves a copy of these blocks, `len` bytes in all, better: blocks that
+    /// the copy engine would not move by itself, and enough bytes that the detour does not matter,
+    /// or other copies to share it with.
     #[must_use]
-    pub fn suits(&self, direction: Move, blocks: usize, len: usize) -> bool {
+    pub fn suits(&self, direction: Move, blocks: &[Range], len: usize) -> bool {
         let is_busy = || {
             let half = self.half(direction).try_lock();
             half.is_none_or(|mut half| half.open.is_some() || half.is_in_flight())
         };
-        !is_for_engine(blocks, len as u64) && (len >= LEAST_BYTES || is_busy())
+        !is_for_engine(blocks) && (len >= LEAST_BYTES || is_busy())
     }
 
     /// Adds a copy between blocks of device memory and as many bytes of pinned memory at `host`.

@@ -16,9 +16,10 @@
 //!
 //! Inside: `sys` is the driver's interface, `context` owns one CUDA context and its resources,
 //! `side`, `table` and `pair` (pure) lay lists out as work for the kernel in `kernels/copy.cu`,
-//! `ring` (pure) allocates room for it, `queue` starts it by a `launch`, `completion` reports when
-//! it is done; `load` has kernels of its own in `kernels/load.cu`. A queue, pinned memory and a
-//! buffer each hold their context by an `Arc`: dropping in any order is safe.
+//! `rows` (pure) groups ranges into few calls of the copy engine, `ring` (pure) allocates room for
+//! the kernel's work, `queue` starts it by a `launch`, `completion` reports when it is done; `load`
+//! has kernels of its own in `kernels/load.cu`. A queue, pinned memory and a buffer each hold their
+//! context by an `Arc`: dropping in any order is safe.
 //!
 //! Every entry point leaves the calling thread's current CUDA context unchanged, uses streams of
 //! its own that do not wait for the default stream, and never synchronises a device.
@@ -39,6 +40,7 @@ mod pinned;
 mod prepared;
 mod queue;
 mod ring;
+mod rows;
 mod side;
 mod standin;
 mod stream;
@@ -58,6 +60,7 @@ pub use locate::{current, device, locate};
 pub use memory::DeviceMemory;
 pub use pinned::Pinned;
 pub use prepared::Prepared;
+pub use rows::{Rows, rows};
 pub use standin::StandIn;
 
 /// A contiguous range of a device's memory.
@@ -89,10 +92,10 @@ pub struct Ticket(u64);
 /// The way a queue moves bytes. All ways give the same result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Path {
-    /// The copy engine for few or large ranges, otherwise the kernel.
+    /// The copy engine for few, large or equally distant ranges, otherwise the kernel.
     #[default]
     Auto,
-    /// Always the copy engine: one copy per range.
+    /// Always the copy engine: one call per range, or for ranges of one length at one distance.
     Engine,
     /// Always the kernel: one launch for all ranges. It accesses pinned host memory directly.
     Kernel,

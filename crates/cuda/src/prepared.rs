@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::launch::{Bases, Form, INLINE_ITEMS, Inline, Launch, room_of_pairs};
 use crate::pair::{Pair, pair_up};
 use crate::pinned::Pinned;
-use crate::queue::is_for_engine;
+use crate::rows::most_calls;
 use crate::side::{Dense, List, Ranges, Side, measure};
 use crate::table::{Filled, Item, Walk, pack};
 
@@ -76,7 +76,7 @@ fn total(from: &[Range], to: &[Range]) -> Result<u64, Error> {
 /// Lays lists out for the queues of a context.
 pub(crate) fn on(context: &Arc<Context>, from: &[Range], to: &[Range]) -> Result<Prepared, Error> {
     let bytes = total(from, to)?;
-    let way = if is_for_engine(from.len().max(to.len()), bytes) {
+    let way = if from.len().max(to.len()) <= most_calls(bytes) {
         let (from, to) = (List::<Ranges>::new(from), List::<Ranges>::new(to));
         let mut walk = Walk::new(from, to, bytes);
         Way::Engine(std::iter::from_fn(|| walk.next_run(u64::MAX)).collect())

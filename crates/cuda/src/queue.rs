@@ -13,17 +13,12 @@ use crate::pair::{Pair, pair_up};
 use crate::pinned::Pinned;
 use crate::prepared::{self, Prepared, Table, Tables, Work};
 use crate::ring::Ring;
+use crate::rows::{MOST_CALLS, Rows, is_for_engine, most_calls, rows};
 use crate::side::{Dense, List, Ranges, Side, Sources, Targets, measure};
 use crate::stream::Stream;
-use crate::sys;
+use crate::sys::{self, Grid};
 use crate::table::{Filled, Item, Walk, pack};
-use crate::{Device, Entry, Path, Queue, Range, Ticket, give_way};
-
-/// Maximum ranges that go to the copy engine regardless of length: that takes less time than the
-/// kernel.
-const ENGINE_MOST_RANGES: usize = 2;
-/// Minimum average length with which ranges go to the copy engine: it runs at full speed with them.
-const ENGINE_LEAST_AVERAGE: u64 = 256 << 10;
+use crate::{Device, Entry, Move, Path, Queue, Range, Ticket, give_way};
 
 /// Maximum items of one launch. More take several launches.
 const LAUNCH_ITEMS: usize = 64 << 10;
@@ -71,11 +66,6 @@ enum Place {
     Table { start: usize },
 }
 
-/// Returns whether the copy engine moves this many ranges, `bytes` in all, better than the kernel.
-pub(crate) fn is_for_engine(ranges: usize, bytes: u64) -> bool {
-    ranges <= ENGINE_MOST_RANGES || bytes / ENGINE_LEAST_AVERAGE >= ranges as u64
-}
-
 /// Returns whether a list is as long as a range.
 fn is_as_long(list: &[Range], range: &Range) -> bool {
     measure::<Ranges>(list).is_ok_and(|sum| sum.bytes == range.len as u64)
@@ -103,12 +93,20 @@ impl CudaQueue {
         })
     }
 
-    /// Returns the path of a list.
+    /// Returns the path of a copy within the device.
     fn path(&self, ranges: usize, bytes: u64) -> Path {
         match self.path {
-            Path::Auto if is_for_engine(ranges, bytes) => Path::Engine,
+            Path::Auto if ranges <= most_calls(bytes) => Path::Engine,
             Path::Auto => Path::Kernel,
             path => path,
+        }
+    }
+
+    /// Returns whether the copy engine copies ranges to or from pinned memory.
+    fn uses_engine(&self, ranges: &[Range]) -> bool {
+        match self.path {
+            Path::Auto => is_for_engine(ranges),
+            path => path == Path::Engine,
         }
     }
 
@@ -180,20 +178,102 @@ impl CudaQueue {
         Ok(Ticket(ticket))
     }
 
-    /// Starts one copy of the engine for each stretch that is contiguous on both sides.
-    fn engine<F: Side, T: Side>(
-        &mut self,
-        mut walk: Walk<F, T>,
-        copy: impl Fn(&sys::Api, u64, u64, usize, sys::Stream) -> sys::Code,
-    ) -> Result<Ticket, Error> {
+    /// Starts a copy within the device: one call for each stretch that is contiguous on both sides.
+    fn engine<F: Side, T: Side>(&mut self, mut walk: Walk<F, T>) -> Result<Ticket, Error> {
         let context = Arc::clone(&self.context);
         let _scope = context.enter()?;
         self.admit()?;
         while let Some((from, to, len)) = walk.next_run(u64::MAX) {
-            let code = copy(context.api, from, to, len as usize, self.stream.raw);
+            let (copy, stream) = (context.api.memcpy_dtod_async, self.stream.raw);
+            // SAFETY: the caller keeps both sides valid until the ticket is done.
+            let code = unsafe { copy(to, from, len as usize, stream) };
             self.check(code, "starting a copy")?;
         }
         self.issue()
+    }
+
+    /// Starts a copy between ranges of device memory and pinned memory: one call for ranges of one
+    /// length at one distance.
+    fn engine_rows(
+        &mut self,
+        direction: Move,
+        ranges: &[Range],
+        host: *mut u8,
+    ) -> Result<Ticket, Error> {
+        measure::<Ranges>(ranges)?;
+        let context = Arc::clone(&self.context);
+        let _scope = context.enter()?;
+        self.admit()?;
+        let mut at = host;
+        for rows in rows(ranges.iter().copied()) {
+            self.start_rows(direction, rows, at)?;
+            at = at.wrapping_add(rows.len());
+        }
+        self.issue()
+    }
+
+    /// Starts copies of the engine: one call, or more if the driver refuses it because the rows are
+    /// in several allocations.
+    fn start_rows(&mut self, direction: Move, rows: Rows, host: *mut u8) -> Result<(), Error> {
+        let code = self.start_call(direction, &rows, host);
+        if code == sys::INVALID_VALUE && rows.count > 1 {
+            let (first, rest) = rows.halves();
+            self.start_rows(direction, first, host)?;
+            return self.start_rows(direction, rest, host.wrapping_add(first.len()));
+        }
+        self.check(code, "starting a copy")
+    }
+
+    /// Starts one copy of the engine.
+    fn start_call(&self, direction: Move, rows: &Rows, host: *mut u8) -> sys::Code {
+        let (api, stream) = (self.context.api, self.stream.raw);
+        let (at, host) = (rows.first.address as u64, host.cast::<c_void>());
+        let size = (rows.first.len, rows.count);
+        let on_device = (at, rows.distance);
+        // SAFETY: the caller of the queue keeps both sides valid until the ticket is done. The
+        // driver reads a grid during the call only.
+        unsafe {
+            match (direction, rows.count) {
+                (Move::Gather, 1) => (api.memcpy_dtoh_async)(host, at, size.0, stream),
+                (Move::Scatter, 1) => (api.memcpy_htod_async)(at, host, size.0, stream),
+                (Move::Gather, _) => {
+                    (api.memcpy_2d_async)(&Grid::gather(on_device, host, size), stream)
+                }
+                (Move::Scatter, _) => {
+                    (api.memcpy_2d_async)(&Grid::scatter(host, on_device, size), stream)
+                }
+            }
+        }
+    }
+
+    /// Starts the kernel for ranges of device memory and pinned memory.
+    fn kernel_ranges(
+        &mut self,
+        direction: Move,
+        ranges: &[Range],
+        host: *mut u8,
+    ) -> Result<Ticket, Error> {
+        let list = List::<Ranges>::new(ranges);
+        let dense = Dense(host.expose_provenance() as u64);
+        match direction {
+            Move::Gather => self.kernel_between(list, dense, ranges),
+            Move::Scatter => self.kernel_between(dense, list, ranges),
+        }
+    }
+
+    /// Starts the kernel for two sides, of which one is dense and the other is `ranges`.
+    fn kernel_between<F: Side, T: Side>(
+        &mut self,
+        from: F,
+        to: T,
+        ranges: &[Range],
+    ) -> Result<Ticket, Error> {
+        let count = from.places().max(to.places());
+        if let Some(ticket) = self.quick(&from, &to, count, Bases::NONE)? {
+            return Ok(ticket);
+        }
+        let bytes = measure::<Ranges>(ranges)?.bytes;
+        self.kernel(Walk::new(from, to, bytes), Bases::NONE)
     }
 
     /// Starts the kernel for a list that takes one launch and no cutting, which is nearly every
@@ -206,7 +286,7 @@ impl CudaQueue {
         count: usize,
         bases: Bases,
     ) -> Result<Option<Ticket>, Error> {
-        if self.path == Path::Engine || !(ENGINE_MOST_RANGES + 1..=LAUNCH_ITEMS).contains(&count) {
+        if self.path == Path::Engine || !(MOST_CALLS + 1..=LAUNCH_ITEMS).contains(&count) {
             return Ok(None);
         }
         let context = Arc::clone(&self.context);
@@ -369,43 +449,17 @@ impl CudaQueue {
 
 impl Queue for CudaQueue {
     unsafe fn gather(&mut self, from: &[Range], to: *mut u8) -> Result<Ticket, Error> {
-        let (list, dense) = (
-            List::<Ranges>::new(from),
-            Dense(to.expose_provenance() as u64),
-        );
-        if let Some(ticket) = self.quick(&list, &dense, list.places(), Bases::NONE)? {
-            return Ok(ticket);
+        match self.uses_engine(from) {
+            true => self.engine_rows(Move::Gather, from, to),
+            false => self.kernel_ranges(Move::Gather, from, to),
         }
-        let sum = measure::<Ranges>(from)?;
-        let walk = Walk::new(list, dense, sum.bytes);
-        if self.path(sum.count, sum.bytes) == Path::Kernel {
-            return self.kernel(walk, Bases::NONE);
-        }
-        self.engine(walk, |api, from, to, len, stream| {
-            let to = std::ptr::with_exposed_provenance_mut::<c_void>(to as usize);
-            // SAFETY: the caller keeps both sides valid until the ticket is done.
-            unsafe { (api.memcpy_dtoh_async)(to, from, len, stream) }
-        })
     }
 
     unsafe fn scatter(&mut self, from: *const u8, to: &[Range]) -> Result<Ticket, Error> {
-        let (dense, list) = (
-            Dense(from.expose_provenance() as u64),
-            List::<Ranges>::new(to),
-        );
-        if let Some(ticket) = self.quick(&dense, &list, list.places(), Bases::NONE)? {
-            return Ok(ticket);
+        match self.uses_engine(to) {
+            true => self.engine_rows(Move::Scatter, to, from.cast_mut()),
+            false => self.kernel_ranges(Move::Scatter, to, from.cast_mut()),
         }
-        let sum = measure::<Ranges>(to)?;
-        let walk = Walk::new(dense, list, sum.bytes);
-        if self.path(sum.count, sum.bytes) == Path::Kernel {
-            return self.kernel(walk, Bases::NONE);
-        }
-        self.engine(walk, |api, from, to, len, stream| {
-            let from = std::ptr::with_exposed_provenance::<c_void>(from as usize);
-            // SAFETY: the caller keeps both sides valid until the ticket is done.
-            unsafe { (api.memcpy_htod_async)(to, from, len, stream) }
-        })
     }
 
     unsafe fn copy(&mut self, from: &[Range], to: &[Range]) -> Result<Ticket, Error> {
@@ -438,10 +492,7 @@ impl Queue for CudaQueue {
         if self.path(sum.count.max(target.count), sum.bytes) == Path::Kernel {
             return self.kernel(walk, Bases::NONE);
         }
-        self.engine(walk, |api, from, to, len, stream| {
-            // SAFETY: the caller keeps both sides valid until the ticket is done.
-            unsafe { (api.memcpy_dtod_async)(to, from, len, stream) }
-        })
+        self.engine(walk)
     }
 
     unsafe fn unpack(

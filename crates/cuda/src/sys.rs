@@ -56,8 +56,89 @@ pub(crate) const POINTER_CONTEXT: PointerAttribute = PointerAttribute(1);
 pub(crate) const POINTER_MEMORY_TYPE: PointerAttribute = PointerAttribute(2);
 pub(crate) const POINTER_IS_MANAGED: PointerAttribute = PointerAttribute(8);
 pub(crate) const POINTER_DEVICE_ORDINAL: PointerAttribute = PointerAttribute(9);
+/// `CUmemorytype`: host memory.
+const MEMORY_TYPE_HOST: c_uint = 1;
 /// `CUmemorytype`: memory of a device.
 pub(crate) const MEMORY_TYPE_DEVICE: c_uint = 2;
+
+/// `CUDA_MEMCPY2D`: rows of one length, at one distance on each side.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Grid {
+    from: GridSide,
+    to: GridSide,
+    width: usize,
+    height: usize,
+}
+
+/// One side of a [`Grid`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct GridSide {
+    x: usize,
+    y: usize,
+    kind: c_uint,
+    host: *mut c_void,
+    device: DevicePtr,
+    array: *mut c_void,
+    distance: usize,
+}
+
+impl Grid {
+    /// `height` rows of `width` bytes from device memory, `distance` bytes apart, to host memory,
+    /// where they are adjacent.
+    pub(crate) fn gather(rows: (DevicePtr, usize), to: *mut c_void, size: (usize, usize)) -> Self {
+        Self::new(GridSide::device(rows), GridSide::host(to, size.0), size)
+    }
+
+    /// The same in the other direction.
+    pub(crate) fn scatter(
+        from: *mut c_void,
+        rows: (DevicePtr, usize),
+        size: (usize, usize),
+    ) -> Self {
+        Self::new(GridSide::host(from, size.0), GridSide::device(rows), size)
+    }
+
+    fn new(from: GridSide, to: GridSide, (width, height): (usize, usize)) -> Self {
+        Self {
+            from,
+            to,
+            width,
+            height,
+        }
+    }
+}
+
+impl GridSide {
+    const NOTHING: Self = Self {
+        x: 0,
+        y: 0,
+        kind: 0,
+        host: std::ptr::null_mut(),
+        device: 0,
+        array: std::ptr::null_mut(),
+        distance: 0,
+    };
+
+    fn host(host: *mut c_void, distance: usize) -> Self {
+        Self {
+            kind: MEMORY_TYPE_HOST,
+            host,
+            distance,
+            ..Self::NOTHING
+        }
+    }
+
+    fn device((device, distance): (DevicePtr, usize)) -> Self {
+        Self {
+            kind: MEMORY_TYPE_DEVICE,
+            device,
+            distance,
+            ..Self::NOTHING
+        }
+    }
+}
 
 /// `CUdevice_attribute`.
 pub(crate) const ATTRIBUTE_MAJOR: c_int = 75;
@@ -165,6 +246,7 @@ api! {
     memcpy_dtoh_async = "cuMemcpyDtoHAsync_v2"(*mut c_void, DevicePtr, usize, Stream);
     memcpy_htod_async = "cuMemcpyHtoDAsync_v2"(DevicePtr, *const c_void, usize, Stream);
     memcpy_dtod_async = "cuMemcpyDtoDAsync_v2"(DevicePtr, DevicePtr, usize, Stream);
+    memcpy_2d_async = "cuMemcpy2DAsync_v2"(*const Grid, Stream);
     memset_d8_async = "cuMemsetD8Async"(DevicePtr, u8, usize, Stream);
 
     stream_create = "cuStreamCreate"(*mut Stream, c_uint);

@@ -17,6 +17,10 @@ pub(crate) fn run(ordinal: u32) -> Outcome {
     }
     Bench::new(ordinal, Path::Kernel, 2)?.lists_alike()?;
     println!("check: lists of ranges that are alike are right");
+    for path in [Path::Auto, Path::Engine] {
+        Bench::new(ordinal, path, 3)?.grids()?;
+    }
+    println!("check: ranges at one distance are right");
     many_entries(ordinal)?;
     many_lists(ordinal)?;
     many_prepared(ordinal)?;
@@ -203,6 +207,70 @@ impl Bench {
                 self.copy_of(&from, &to)?;
             }
         }
+        Ok(())
+    }
+
+    /// Checks ranges of one length at one distance, with others before and after, in one allocation
+    /// and in two.
+    fn grids(&mut self) -> Outcome {
+        for len in [1_usize, 100, 2047, 2048, 4096, 4100, 16_384, 70_000] {
+            let odd = [1, 3 * len + 5][self.random.below(2)];
+            for gap in [16, odd] {
+                let most = LEN / 2 / (len + gap);
+                for count in [2 + self.random.below(2), most.min(900)] {
+                    let mut list = |base: usize| {
+                        let odd = |at: usize| Range {
+                            address: base + at,
+                            len: 1 + self.random.below(5000),
+                        };
+                        let edges = [0, LEN - 5000].map(odd);
+                        let start = base + 5000 + self.random.below(64);
+                        let row = |i: usize| Range {
+                            address: start + i * (len + gap),
+                            len,
+                        };
+                        let mut list: Vec<Range> = (0..count).map(row).collect();
+                        list.insert(0, edges[0]);
+                        list.push(edges[1]);
+                        list
+                    };
+                    let (from, to) = (list(self.source.address()), list(self.target.address()));
+                    self.gather_of(&from)?;
+                    self.scatter_of(&to)?;
+                }
+            }
+        }
+        self.two_allocations()
+    }
+
+    /// Checks rows of which one half is in another allocation.
+    fn two_allocations(&mut self) -> Outcome {
+        const ROW: usize = 8192;
+        let (a, b) = (self.source.address(), self.target.address());
+        self.target.copy_from_host(0, &self.bytes)?;
+        let (low, high) = (a.min(b), a.max(b));
+        let list = [low, high].map(|address| Range { address, len: ROW });
+        let host = self.host.address();
+        // SAFETY: the buffers stay valid, and nothing else uses them, until the copy is done.
+        let found = unsafe {
+            std::ptr::write_bytes(host, POISON, 2 * ROW);
+            let ticket = self.queue.gather(&list, host)?;
+            self.queue.wait(ticket)?;
+            std::slice::from_raw_parts(host, 2 * ROW)
+        };
+        let expected = [&self.bytes[..ROW], &self.bytes[..ROW]].concat();
+        expect_equal("rows of two allocations", found, &expected)?;
+        let fresh = self.random.bytes(2 * ROW);
+        self.host()[..2 * ROW].copy_from_slice(&fresh);
+        self.target.fill(POISON)?;
+        // SAFETY: as above.
+        let ticket = unsafe { self.queue.scatter(host, &list) }?;
+        self.queue.wait(ticket)?;
+        let mut expected = vec![POISON; LEN];
+        let row = if b == low { 0 } else { ROW };
+        expected[..ROW].copy_from_slice(&fresh[row..][..ROW]);
+        self.expect_target("rows of two allocations", 2, &expected)?;
+        self.source.copy_from_host(0, &self.bytes)?;
         Ok(())
     }
 

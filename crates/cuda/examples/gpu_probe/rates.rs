@@ -257,36 +257,70 @@ fn latency(ordinal: u32) -> Outcome {
     Ok(())
 }
 
+/// A way to fill or empty slots.
+#[derive(Clone, Copy)]
+struct Slots {
+    path: Path,
+    /// Length of the blocks.
+    size: usize,
+    /// From one block to the next; `None` if they are in random order.
+    distance: Option<usize>,
+    scatter: bool,
+}
+
+/// Lengths and distances of rows: regular ones, odd ones, and rows that are far apart.
+const ROWS: [(usize, usize); 13] = [
+    (65_536, 131_072),
+    (16_384, 32_768),
+    (4096, 8192),
+    (2048, 4096),
+    (4096, 4112),
+    (4096, 4097),
+    (4100, 8212),
+    (3000, 5001),
+    (2049, 4099),
+    (20_000, 20_003),
+    (65_536, 2 * MIB),
+    (16_384, 512 << 10),
+    (4096, 256 << 10),
+];
+
 /// Copies one mebibyte at a time, four in flight on each queue, each queue on a thread of its own.
 fn to_and_from_host(ordinal: u32) -> Outcome {
-    const SLOT: usize = MIB;
-    for size in [SLOT, 65536, 16384, 4096] {
-        for path in [Path::Engine, Path::Kernel] {
-            if size == SLOT && path != Path::Engine {
-                continue;
+    let mut cases = vec![(Path::Engine, MIB, None)];
+    for size in [65_536, 16_384, 4096] {
+        cases.extend([(Path::Engine, size, None), (Path::Kernel, size, None)]);
+    }
+    cases.extend(ROWS.map(|(size, distance)| (Path::Engine, size, Some(distance))));
+    for (path, size, distance) in cases {
+        for scatter in [false, true] {
+            let mut line = String::new();
+            for queues in [1, 2, 4, 8] {
+                let slots = Slots {
+                    path,
+                    size,
+                    distance,
+                    scatter,
+                };
+                let rate = many_queues(ordinal, slots, queues)?;
+                line += &format!(" {rate:6.1}");
             }
-            for scatter in [false, true] {
-                let mut line = String::new();
-                for queues in [1, 2, 4, 8] {
-                    let rate = many_queues(ordinal, path, size, scatter, queues)?;
-                    line += &format!(" {rate:6.1}");
-                }
-                let what = if scatter { "scatter" } else { "gather " };
-                println!(
-                    "rate: {what} of {:>4} x {size:>7} by {path:<8?}: GB/s with 1, 2, 4, 8 queues:{line}",
-                    SLOT / size
-                );
-            }
+            let what = if scatter { "scatter" } else { "gather " };
+            let every = distance.map_or(String::new(), |distance| format!("every {distance}"));
+            println!(
+                "rate: {what} of {:>4} x {size:>7} {every:13} by {path:<8?}: GB/s with 1, 2, 4, 8 queues:{line}",
+                MIB / size
+            );
         }
     }
     Ok(())
 }
 
 /// Measures the rate of several queues together, each on a thread of its own.
-fn many_queues(ordinal: u32, path: Path, size: usize, scatter: bool, queues: u64) -> Outcome<f64> {
+fn many_queues(ordinal: u32, slots: Slots, queues: u64) -> Outcome<f64> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..queues)
-            .map(|seed| scope.spawn(move || one_queue(ordinal, path, size, scatter, seed)))
+            .map(|seed| scope.spawn(move || one_queue(ordinal, slots, seed)))
             .collect();
         let mut sum = 0.0;
         for thread in threads {
@@ -296,22 +330,36 @@ fn many_queues(ordinal: u32, path: Path, size: usize, scatter: bool, queues: u64
     })
 }
 
-fn one_queue(ordinal: u32, path: Path, size: usize, scatter: bool, seed: u64) -> Outcome<f64> {
+fn one_queue(ordinal: u32, slots: Slots, seed: u64) -> Outcome<f64> {
     const SLOTS: usize = 4;
     const TIME: Duration = Duration::from_millis(200);
+    let Slots {
+        path,
+        size,
+        distance,
+        scatter,
+    } = slots;
     let device = device(ordinal)?;
     let buffer = DeviceBuffer::alloc(ordinal, 256 * MIB)?;
     let host = device.pin(SLOTS * MIB)?;
     let mut queue = device.queue_by(path)?;
-    let ranges = blocks(&buffer, size, seed);
-    let mut lists = ranges.chunks(MIB / size).cycle();
+    let ranges: Vec<Range> = match distance {
+        None => blocks(&buffer, size, seed),
+        Some(distance) => (0..buffer.len() / distance)
+            .map(|i| Range {
+                address: buffer.address() + i * distance,
+                len: size,
+            })
+            .collect(),
+    };
+    let mut lists = ranges.chunks_exact(MIB / size).cycle();
     let mut tickets = [None; SLOTS];
     let (mut moved, mut slot) = (0, 0);
     let started = Instant::now();
     while started.elapsed() < TIME {
         if let Some(ticket) = tickets[slot] {
             while !queue.is_done(ticket)? {}
-            moved += MIB;
+            moved += MIB / size * size;
         }
         let list = lists.next().ok_or("no blocks")?;
         // SAFETY: the buffers outlive the queue, whose drop waits for the copies.

@@ -247,10 +247,27 @@ fn a_device_that_fails_fails_what_it_had_and_takes_nothing_more() {
 fn few_and_small_blocks_are_not_for_batches() {
     let device = StandIn::new(7);
     let batches = batches(&device, CELL);
-    let suits = |blocks, len| batches.suits(Move::Gather, blocks, len);
+    // No three are equally far from each other.
+    let suits = |count: usize, len: usize| {
+        let block = |i: usize| Range {
+            address: (i * i + 1) * len,
+            len: len / count,
+        };
+        let blocks: Vec<_> = (0..count).map(block).collect();
+        batches.suits(Move::Gather, &blocks, len)
+    };
     assert!(suits(64, 1 << 20));
     assert!(!suits(1, 1 << 20) && !suits(2, 1 << 20), "for the engine");
     assert!(!suits(4, 4 << 20), "for the engine");
+    let row = |i: usize| Range {
+        address: i * 32_768,
+        len: 16_384,
+    };
+    let rows: Vec<_> = (0..64).map(row).collect();
+    assert!(
+        !batches.suits(Move::Gather, &rows, 1 << 20),
+        "for the engine"
+    );
     assert!(!suits(16, 64 << 10), "over sooner without");
     let copy = Copy::new(&[1000; 3], 1);
     let ticket = copy.add(&batches, Move::Gather).unwrap();

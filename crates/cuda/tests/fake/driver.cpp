@@ -118,6 +118,27 @@ bool engine_reaches(context *from, u64 address, u64 len) {
   return reaches(from, address, len) && (alone || address + len <= found->first + found->second.len);
 }
 
+// Returns whether a range is in one allocation, or in adjacent mappings.
+bool one_allocation(u64 address, u64 len) {
+  auto found = find(address);
+  if (!found || found->second.kind != allocation::DEVICE) return false;
+  return found->second.owner ? address + len <= found->first + found->second.len : reaches(top(), address, len);
+}
+
+// CUDA_MEMCPY2D.
+struct grid {
+  enum { HOST = 1, DEVICE = 2 };
+  struct {
+    size_t x, y;
+    unsigned kind;
+    void *host;
+    u64 device;
+    void *array;
+    size_t distance;
+  } from, to;
+  size_t width, height;
+};
+
 int run_until(stream *on, u64 position) {
   while (on->finished < position) {
     int code = failure ? failure : on->work.front()();
@@ -304,6 +325,24 @@ API cuMemcpyHtoDAsync_v2(u64 to, u64 from, size_t len, stream *on) {
 API cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t len, stream *on) {
   LOCKED;
   return copy_later(to, from, len, on, false, false);
+}
+// As strict as a driver may be: all rows of one call are in one allocation.
+API cuMemcpy2DAsync_v2(const grid *copy, stream *on) {
+  LOCKED;
+  auto &from = copy->from, &to = copy->to;
+  bool is_in = to.kind == grid::DEVICE;
+  auto &device = is_in ? to : from, &host = is_in ? from : to;
+  size_t width = copy->width, height = copy->height;
+  if (device.kind != grid::DEVICE || host.kind != grid::HOST || !width || !height) return INVALID_VALUE;
+  for (auto side : {from, to})
+    if (side.x || side.y || side.array || side.distance < width || side.distance > INT32_MAX) return INVALID_VALUE;
+  if (!one_allocation(device.device, (height - 1) * device.distance + width)) return INVALID_VALUE;
+  for (size_t i = 0; i < height; i++) {
+    u64 here = device.device + i * device.distance, there = (u64)host.host + i * host.distance;
+    int code = copy_later(is_in ? here : there, is_in ? there : here, width, on, is_in, !is_in);
+    if (code) return code;
+  }
+  return SUCCESS;
 }
 API cuMemsetD8Async(u64 to, u8 byte, size_t len, stream *on) {
   LOCKED;

@@ -275,7 +275,7 @@ impl Copier {
         }
         let batches = self.met(identity)?;
         let len = ranges.iter().map(|range| range.len).sum();
-        if !batches.suits(direction, ranges.len(), len) {
+        if !batches.suits(direction, ranges, len) {
             return None;
         }
         // SAFETY: as in `gather_ranges`.

@@ -1,6 +1,8 @@
 //! READ and WRITE: every byte in its place and no other byte touched, for any shape of the
 //! transfer.
 
+mod blocks;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 

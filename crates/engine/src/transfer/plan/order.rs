@@ -1,11 +1,13 @@
 //! The order in which the pieces of a transfer are moved. Pure.
 //!
 //! Block tables name blocks in the order of tokens, while allocators hand blocks out in runs, often
-//! from the last to the first. A device moves a long range by the copy engine, and scattered blocks
-//! by a kernel, which takes processors from the application. So pieces are moved in the order of
-//! their addresses on a device where that makes most of them parts of long ranges. The order has no
-//! other effect: chunks of one transfer land in any order.
+//! from the last to the first. The copy engine of a device moves long ranges, and blocks that are
+//! equally far apart, such as the same heads of many blocks. Other blocks take a kernel, which
+//! occupies processors of the application. So pieces are moved in the order of their addresses on a
+//! device if the copy engine can then move most of them. The order has no other effect: chunks of
+//! one transfer land in any order.
 
+use tcpx_cuda::Range;
 use tcpx_proto::lane::Op;
 
 use super::{Group, Piece};
@@ -14,10 +16,10 @@ use crate::error::Side;
 /// Length from which the copy engine is as fast for several ranges as for one.
 const LONG: usize = 256 << 10;
 
-/// Sorts pieces of one group by their addresses on a device, if most bytes are in long ranges there
-/// afterwards and are not yet; otherwise leaves them as they are. The receiving side is tried
-/// first: it often decodes meanwhile. Host memory does not count: a host handles scattered blocks
-/// well, and sorting takes time.
+/// Sorts pieces of one group by their addresses on a device, if most bytes are in long ranges or
+/// rows there afterwards and are not yet; otherwise leaves them as they are. The receiving side is
+/// tried first: it often decodes meanwhile. Host memory does not count: a host handles scattered
+/// blocks well, and sorting takes time.
 pub(super) fn arrange(pieces: &mut [Piece], group: &Group, op: Op) {
     let sides = match op {
         Op::Read => [Side::Local, Side::Remote],
@@ -48,15 +50,19 @@ fn sorted(pieces: &[Piece], side: Side) -> Vec<Piece> {
     in_order.collect()
 }
 
-/// Returns whether at least half of the bytes are in ranges that are long, or half of everything.
+/// Returns whether at least half of the bytes are in ranges, or rows of them, that are long, or half
+/// of everything.
 fn is_mostly_long(pieces: &[Piece], side: Side) -> bool {
     let ranges = || {
         let ranges = pieces.chunk_by(|a, b| a.touches(b, side));
-        ranges.map(|range| range.iter().map(|piece| piece.local.len()).sum::<usize>())
+        tcpx_cuda::rows(ranges.map(|range| Range {
+            address: range[0].start(side) as usize,
+            len: range.iter().map(|piece| piece.local.len()).sum(),
+        }))
     };
-    let half = ranges().sum::<usize>().div_ceil(2);
-    let long = ranges().filter(|len| *len >= LONG.min(half));
-    long.sum::<usize>() >= half
+    let half = ranges().map(|rows| rows.len()).sum::<usize>().div_ceil(2);
+    let long = ranges().map(|rows| rows.len());
+    long.filter(|len| *len >= LONG.min(half)).sum::<usize>() >= half
 }
 
 #[cfg(test)]
@@ -167,12 +173,38 @@ mod tests {
         assert_eq!(found, (1000, 1000));
     }
 
+    /// Blocks of 4 KiB, each at a distance from the next that `gap` gives.
+    fn with_gaps(gap: impl Fn(usize) -> usize) -> Vec<Piece> {
+        let block = |i: usize| i * STEP % 1000;
+        let pieces = (0..1000).map(|i| {
+            let at = 4096 + block(i) * 8192 + gap(block(i));
+            piece(at, (block(i) * 3 * 8192) as u64, 4096, 1)
+        });
+        pieces.collect()
+    }
+
     #[test]
-    fn blocks_with_gaps_keep_their_order() {
-        let given = blocks(scattered(1000), 2 * BLOCK);
-        let mut arranged = given.clone();
-        arrange(&mut arranged, &group(true, true), Op::Read);
-        assert_eq!(starts(&arranged), starts(&given));
+    fn blocks_with_equal_gaps_are_in_order() {
+        for (given, on_devices) in [
+            (with_gaps(|_| 0), group(true, false)),
+            (with_gaps(|i| i * i % 64), group(false, true)),
+        ] {
+            let mut arranged = given.clone();
+            arrange(&mut arranged, &on_devices, Op::Read);
+            assert!(arranged.is_sorted_by_key(|piece| piece.local.address()));
+        }
+    }
+
+    #[test]
+    fn blocks_with_other_gaps_keep_their_order() {
+        for given in [
+            with_gaps(|i| i * i % 64),
+            blocks(scattered(1000), 2 * BLOCK),
+        ] {
+            let mut arranged = given.clone();
+            arrange(&mut arranged, &group(true, false), Op::Read);
+            assert_eq!(starts(&arranged), starts(&given));
+        }
     }
 
     /// The rest needs a kernel in any order.
@@ -180,8 +212,9 @@ mod tests {
     fn half_of_the_bytes_in_long_ranges_are_enough() {
         let block = 16 << 10;
         let is_arranged = |run: usize, runs: usize, alone: usize| {
-            let of_runs = (0..runs * run).map(|i| i + i / run);
-            let scattered = (0..alone).map(|i| 2 * (runs * run + i));
+            // No three runs, and no three others, are equally far apart.
+            let of_runs = (0..runs * run).map(|i| i + (i / run) * (i / run));
+            let scattered = (0..alone).map(|i| 2 * (runs * run + runs * runs) + i * (i + 3));
             let numbers = of_runs.chain(scattered).rev();
             let pieces = numbers.map(|i| piece(4096 + i * block, 0, block, 1));
             let mut pieces: Vec<_> = pieces.collect();
@@ -189,7 +222,8 @@ mod tests {
             pieces.is_sorted_by_key(|piece| piece.local.address())
         };
         assert!(is_arranged(16, 4, 64) && !is_arranged(16, 4, 65));
-        assert!(is_arranged(16, 8, 0) && !is_arranged(15, 8, 0));
+        // Two runs of one length are rows of one call.
+        assert!(is_arranged(8, 8, 0) && !is_arranged(7, 8, 0));
     }
 
     /// A flag behind data, for instance.

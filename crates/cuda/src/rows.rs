@@ -1,0 +1,233 @@
+//! Groups ranges that the copy engine moves by one call. Pure.
+//!
+//! One call of the engine copies a *grid*: rows of one length whose starts are equally far apart.
+//! That is as fast as one long range, and takes no processors from the application, unlike the
+//! kernel. The number of calls is what costs: many of them delay the application's own.
+
+use crate::Range;
+
+/// Minimum length of a row: with shorter ones the engine is slower than the kernel.
+const LEAST_ROW: usize = 2 << 10;
+/// Maximum distance between two rows. The driver allows no more.
+const MOST_DISTANCE: usize = i32::MAX as usize;
+
+/// Maximum calls that go to the copy engine regardless of length: that takes less time than the
+/// kernel.
+pub(crate) const MOST_CALLS: usize = 2;
+/// Minimum average length of a call: the copy engine runs at full speed with it, and the driver is
+/// free for the application's calls.
+const LEAST_AVERAGE: usize = 256 << 10;
+
+/// Ranges of one length whose starts are equally far apart; or one range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// The first range.
+    pub first: Range,
+    /// From the start of one range to that of the next; at least a range's length.
+    pub distance: usize,
+    /// The number of ranges.
+    pub count: usize,
+}
+
+impl Rows {
+    /// Returns the length of all ranges together.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.first.len * self.count
+    }
+
+    /// Returns whether there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the first and the second half of several rows.
+    pub(crate) fn halves(self) -> (Self, Self) {
+        let count = self.count / 2;
+        let address = self.first.address + count * self.distance;
+        let rest = Self {
+            first: Range {
+                address,
+                ..self.first
+            },
+            count: self.count - count,
+            ..self
+        };
+        (Self { count, ..self }, rest)
+    }
+
+    /// Adds a range if it is the next row.
+    fn join(&mut self, range: Range) -> bool {
+        let Range { address, len } = self.first;
+        // Wrapping: ranges may be of another process, which can describe any.
+        let last = address.wrapping_add((self.count - 1).wrapping_mul(self.distance));
+        // Adjacent ranges are of two allocations, or the caller would have joined them. As rows
+        // they would be one copy across both.
+        let distance = range.address.wrapping_sub(last);
+        let is_next = range.len == len
+            && (len + 1..=MOST_DISTANCE).contains(&distance)
+            && match self.count {
+                1 => len >= LEAST_ROW,
+                _ => distance == self.distance,
+            };
+        if is_next {
+            self.distance = distance;
+            self.count += 1;
+        }
+        is_next
+    }
+}
+
+/// Groups consecutive ranges into as few rows as a single pass finds; drops empty ranges.
+pub fn rows(ranges: impl IntoIterator<Item = Range>) -> impl Iterator<Item = Rows> {
+    let mut ranges = ranges.into_iter().filter(|range| range.len > 0).peekable();
+    std::iter::from_fn(move || {
+        let first = ranges.next()?;
+        let mut rows = Rows {
+            first,
+            distance: first.len,
+            count: 1,
+        };
+        while ranges.next_if(|range| rows.join(*range)).is_some() {}
+        Some(rows)
+    })
+}
+
+/// Returns whether the copy engine moves these ranges to or from pinned memory better than the
+/// kernel.
+pub(crate) fn is_for_engine(ranges: &[Range]) -> bool {
+    let lens = ranges.iter().map(|range| range.len as u64);
+    // Wrapping: this is quicker, and lists that are so long are refused later.
+    let most = most_calls(lens.fold(0, u64::wrapping_add));
+    // Long lists are seldom regular: this ends early then.
+    ranges.len() <= most || rows(ranges.iter().copied()).take(most + 1).count() <= most
+}
+
+/// Returns how many calls of the copy engine for so many bytes are better than the kernel.
+pub(crate) fn most_calls(bytes: u64) -> usize {
+    let calls = usize::try_from(bytes / LEAST_AVERAGE as u64).unwrap_or(usize::MAX);
+    calls.max(MOST_CALLS)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn range(address: usize, len: usize) -> Range {
+        Range { address, len }
+    }
+
+    fn at_distance(distance: usize, len: usize, count: usize) -> Vec<Range> {
+        (0..count).map(|i| range(i * distance, len)).collect()
+    }
+
+    fn found(ranges: &[Range]) -> Vec<Rows> {
+        rows(ranges.iter().copied()).collect()
+    }
+
+    #[test]
+    fn equally_distant_ranges_are_one_call() {
+        let list = at_distance(8192, 4096, 100);
+        let all = Rows {
+            first: list[0],
+            distance: 8192,
+            count: 100,
+        };
+        assert_eq!(found(&list), [all]);
+        // One range is off: its row, and what follows, are other calls.
+        let mut list = list;
+        list[50].address += 16;
+        assert_eq!(found(&list).len(), 3);
+        list[50].address -= 16;
+        list[50].len -= 1;
+        assert_eq!(found(&list).len(), 3);
+    }
+
+    #[test]
+    fn ranges_that_no_call_joins_stay_alone() {
+        for list in [
+            // Adjacent, descending, overlapping, the same, short, too far apart.
+            vec![range(0, 4096), range(4096, 4096)],
+            vec![range(8192, 4096), range(0, 4096)],
+            vec![range(0, 4096), range(4000, 4096)],
+            vec![range(0, 4096), range(0, 4096)],
+            vec![range(0, LEAST_ROW - 1), range(8192, LEAST_ROW - 1)],
+            vec![range(0, 4096), range(MOST_DISTANCE + 1, 4096)],
+        ] {
+            let alone = |range: &Range| Rows {
+                first: *range,
+                distance: range.len,
+                count: 1,
+            };
+            assert_eq!(found(&list), list.iter().map(alone).collect::<Vec<_>>());
+        }
+        let far = [range(0, 4096), range(MOST_DISTANCE, 4096)];
+        assert_eq!(found(&far).len(), 1);
+    }
+
+    #[test]
+    fn engine_gets_few_or_long_calls() {
+        // Two ranges of any length; 128 of 2 MiB at one distance; eight runs of so many bytes.
+        assert!(is_for_engine(&[range(0, 1), range(100, 7)]));
+        assert!(is_for_engine(&at_distance(1 << 15, 1 << 14, 128)));
+        let runs = |runs: usize| -> Vec<Range> {
+            let start = |i: usize| (i / (128 / runs)) * 100 + i * (1 << 15);
+            (0..128).map(|i| range(start(i), 1 << 14)).collect()
+        };
+        assert!(is_for_engine(&runs(8)));
+        assert!(!is_for_engine(&runs(16)));
+        assert!(!is_for_engine(&at_distance(2048, 1024, 2048)));
+        assert!(is_for_engine(&at_distance(1 << 20, 256 << 10, 9)));
+    }
+
+    #[test]
+    fn halves_are_all_of_it() {
+        for count in [2, 3, 100] {
+            let list = at_distance(8192, 4096, count);
+            let (first, rest) = found(&list)[0].halves();
+            assert!(first.count.abs_diff(rest.count) <= 1);
+            let (before, after) = list.split_at(first.count);
+            assert_eq!(found(before)[0].first, first.first);
+            assert_eq!(found(after)[0].first, rest.first);
+            assert_eq!(
+                (first.len(), rest.len()),
+                (before.len() * 4096, after.len() * 4096)
+            );
+        }
+    }
+
+    #[test]
+    fn addresses_may_be_nonsense() {
+        let list = [usize::MAX - 8192, usize::MAX - 100, 8000].map(|at| range(at, 4096));
+        assert_eq!(found(&list).iter().map(|rows| rows.count).sum::<usize>(), 3);
+    }
+
+    proptest! {
+        #[test]
+        fn every_range_is_in_one_call_in_order(
+            steps in prop::collection::vec((0..5_usize, 0..4_usize), 0..80),
+        ) {
+            let mut at = 1 << 30;
+            let lens = [0, 1000, 4096, 8192];
+            let list: Vec<_> = steps
+                .into_iter()
+                .map(|(gap, len)| {
+                    at = at + gap * 4096 - 4096;
+                    let range = range(at, lens[len]);
+                    at += lens[len];
+                    range
+                })
+                .collect();
+            let back = found(&list).into_iter().flat_map(|rows| {
+                (0..rows.count).map(move |i| {
+                    range(rows.first.address + i * rows.distance, rows.first.len)
+                })
+            });
+            let given = list.iter().copied().filter(|range| range.len > 0);
+            prop_assert_eq!(back.collect::<Vec<_>>(), given.collect::<Vec<_>>());
+        }
+    }
+}

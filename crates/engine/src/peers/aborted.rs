@@ -5,7 +5,7 @@
 //! of the abort: a request of NIXL that is released is gone. So a WRITE to memory that an aborted
 //! one may still change begins when nothing of that one is in flight any more.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use tcpx_proto::lane::Op;
@@ -14,54 +14,47 @@ use super::peer::{PeerShared, Waiting};
 use super::shared::SessionCore;
 use crate::error::Error;
 use crate::sync::{Mutex, Rank};
-use crate::transfer::{Ranges, Run, Watcher};
+use crate::transfer::{Run, Watcher};
 
 /// The aborted WRITEs to one peer that have not ended, and the WRITEs that wait for them.
 pub(super) struct Aborted {
     /// Length of `Writes::aborted`: posting looks at this without the lock.
     count: AtomicUsize,
+    /// True from a request to release runs until that begins: one request serves many ends.
+    is_requested: AtomicBool,
     writes: Mutex<Writes>,
 }
 
 #[derive(Default)]
 struct Writes {
-    aborted: Vec<Write>,
-    /// In the order of their postings.
-    held: Vec<Write>,
+    aborted: Vec<Arc<Run>>,
+    held: Vec<Arc<Run>>,
 }
 
-/// A WRITE, and the peer's memory that it changes.
-struct Write {
-    run: Arc<Run>,
-    ranges: Ranges,
-}
-
-impl Write {
-    fn new(run: &Arc<Run>) -> Self {
-        Self {
-            run: Arc::clone(run),
-            ranges: run.plan.remote_ranges(),
-        }
-    }
-
-    fn has_ended(&self) -> bool {
-        self.run.completion.state().is_terminal()
-    }
+fn has_ended(run: &Run) -> bool {
+    run.completion.state().is_terminal()
 }
 
 impl Aborted {
     pub(super) fn new() -> Self {
         Self {
             count: AtomicUsize::new(0),
+            is_requested: AtomicBool::new(false),
             writes: Mutex::new(Rank::Leaf, Writes::default()),
         }
     }
 
-    fn add(&self, run: &Arc<Run>) {
-        let write = Write::new(run);
+    /// Adds an aborted WRITE; returns false if it is known.
+    fn add(&self, run: &Arc<Run>) -> bool {
+        // Computed without the lock, which every posting takes meanwhile.
+        run.plan.remote_ranges();
         let mut writes = self.writes.lock();
-        writes.aborted.push(write);
-        self.count.store(writes.aborted.len(), Ordering::Release);
+        let is_new = !writes.aborted.iter().any(|known| Arc::ptr_eq(known, run));
+        if is_new {
+            writes.aborted.push(Arc::clone(run));
+            self.count.store(writes.aborted.len(), Ordering::Release);
+        }
+        is_new
     }
 
     /// Returns whether a run must wait, and keeps it if so.
@@ -69,49 +62,52 @@ impl Aborted {
         if self.count.load(Ordering::Acquire) == 0 || run.plan.op != Op::Write {
             return false;
         }
-        let write = Write::new(run);
+        run.plan.remote_ranges();
         let mut writes = self.writes.lock();
+        // Runs that were aborted while they were held. Dropped without the lock: a run may be the
+        // last holder of memory.
+        let ended: Vec<_> = writes.held.extract_if(.., |run| has_ended(run)).collect();
         // Closing takes the lock later, and fails what is held by then.
-        let is_held = !core.is_closing() && writes.must_wait(&write);
+        let is_held = !core.is_closing() && writes.must_wait(run);
         if is_held {
-            writes.held.push(write);
+            writes.held.push(Arc::clone(run));
         }
+        drop(writes);
+        drop(ended);
         is_held
     }
 
-    /// Takes the runs that need not wait any more.
+    /// Takes the runs that need not wait any more, in the order of their postings.
     fn take_free(&self) -> Vec<Arc<Run>> {
+        // First: the end of a run that is not seen below is requested again.
+        self.is_requested.store(false, Ordering::SeqCst);
         let mut writes = self.writes.lock();
-        // Dropped without the lock: a run may be the last holder of memory.
+        // Dropped without the lock, as in `holds`.
         let ended: Vec<_> = writes
             .aborted
-            .extract_if(.., |write| write.has_ended())
+            .extract_if(.., |run| has_ended(run))
             .collect();
         self.count.store(writes.aborted.len(), Ordering::Release);
         let held = std::mem::take(&mut writes.held);
-        let (held, free) = held.into_iter().partition(|write| writes.must_wait(write));
+        let (held, free) = held.into_iter().partition(|run| writes.must_wait(run));
         writes.held = held;
         drop(writes);
         drop(ended);
-        runs(free)
+        free
     }
 
     fn take_all(&self) -> Vec<Arc<Run>> {
-        let held = std::mem::take(&mut self.writes.lock().held);
-        runs(held)
+        std::mem::take(&mut self.writes.lock().held)
     }
 }
 
 impl Writes {
     /// Returns whether an aborted WRITE may still change memory that this one changes.
-    fn must_wait(&self, write: &Write) -> bool {
-        let mut aborted = self.aborted.iter();
-        aborted.any(|aborted| !aborted.has_ended() && aborted.ranges.overlap(&write.ranges))
+    fn must_wait(&self, run: &Run) -> bool {
+        let mine = run.plan.remote_ranges();
+        let mut others = self.aborted.iter().filter(|aborted| !has_ended(aborted));
+        others.any(|aborted| aborted.plan.remote_ranges().overlap(mine))
     }
-}
-
-fn runs(writes: Vec<Write>) -> Vec<Arc<Run>> {
-    writes.into_iter().map(|write| write.run).collect()
 }
 
 /// Requests, at the end of an aborted run, that held runs are started.
@@ -120,20 +116,27 @@ struct Release(Weak<PeerShared>);
 
 impl Watcher for Release {
     fn ended(&self) {
-        let peer = self.0.upgrade();
-        if let Some((peer, home)) = peer.and_then(|peer| Some((Arc::clone(&peer), peer.home()?))) {
-            home.parts.control.release(peer);
+        let Some(peer) = self.0.upgrade() else { return };
+        if peer.aborted.is_requested.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let home = peer.home();
+        let is_asked = home.is_some_and(|home| home.parts.control.release(Arc::clone(&peer)));
+        if !is_asked {
+            // The session has closed.
+            peer.fail_held(&Error::Closed);
         }
     }
 }
 
 impl PeerShared {
-    /// Keeps later WRITEs to the same memory back until an aborted WRITE has ended.
+    /// Keeps later WRITEs to the same memory back until a WRITE that is being aborted has ended.
+    /// Must be called before anything shows that it is aborted. May be called for a run that can no
+    /// longer be aborted, or repeatedly.
     pub(crate) fn note_aborted(self: &Arc<Self>, run: &Arc<Run>) {
-        if run.plan.op != Op::Write {
+        if run.plan.op != Op::Write || !self.aborted.add(run) {
             return;
         }
-        self.aborted.add(run);
         let release = Arc::new(Release(Arc::downgrade(self)));
         if !run.completion.watch(release.clone()) {
             // The run has ended meanwhile.
@@ -151,7 +154,8 @@ impl PeerShared {
 
     /// Starts the WRITEs that need not wait for an aborted one any more.
     pub(crate) fn release(self: &Arc<Self>, core: &SessionCore) {
-        for run in self.aborted.take_free() {
+        let free = self.aborted.take_free();
+        for run in free.into_iter().filter(|run| !has_ended(run)) {
             if let Err(error) = self.start(core, Waiting::Run(Arc::clone(&run))) {
                 run.fail_now(error);
             }

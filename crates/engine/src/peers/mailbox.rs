@@ -57,9 +57,10 @@ impl Mailbox {
         self.push(Command::Connect(peer));
     }
 
-    /// Requests that WRITEs which have waited for the end of an aborted one are started.
-    pub(crate) fn release(&self, peer: Arc<PeerShared>) {
-        self.push(Command::Release(peer));
+    /// Requests that WRITEs which have waited for the end of an aborted one are started. Returns
+    /// false if the thread has ended.
+    pub(crate) fn release(&self, peer: Arc<PeerShared>) -> bool {
+        self.push(Command::Release(peer))
     }
 
     /// Ends the thread.
@@ -92,11 +93,16 @@ impl Mailbox {
         self.commands.lock().is_none()
     }
 
-    fn push(&self, command: Command) {
-        if let Some(commands) = &mut *self.commands.lock() {
+    /// Returns whether the thread will take the command.
+    fn push(&self, command: Command) -> bool {
+        let mut commands = self.commands.lock();
+        let is_open = commands.is_some();
+        if let Some(commands) = &mut *commands {
             commands.push(command);
         }
+        drop(commands);
         self.waker.wake();
+        is_open
     }
 
     /// Takes all commands.

@@ -333,17 +333,16 @@ impl Transfer {
         if run.completion.state().is_terminal() {
             return;
         }
+        // Also if it is too late to abort it: bytes are in flight.
+        self.peer.shared.note_aborted(run);
         // Too late once the notification is being sent: the transfer then ends as done, but still
         // releases local memory.
-        let is_aborted = run.completion.begin_abort();
-        let last = is_aborted && run.close();
+        let last = run.completion.begin_abort() && run.close();
         run.let_go();
         // Links that have ended, and are not taken apart yet, may also use the memory.
         self.peer.core.context().let_go(run);
         if last {
             run.conclude_failed();
-        } else if is_aborted {
-            self.peer.shared.note_aborted(run);
         }
     }
 

@@ -14,6 +14,6 @@ pub(crate) use self::completion::{Completion, Watcher, deadline};
 pub(crate) use self::events::Queue;
 pub use self::events::{Events, Happened};
 pub(crate) use self::message::{Announcement, Arrival};
-pub(crate) use self::plan::{Limits, Pieces, Plan, Ranges};
+pub(crate) use self::plan::{Limits, Pieces, Plan};
 pub(crate) use self::run::{After, Conclusion, Run};
 pub use tcpx_proto::lane::Op;

@@ -14,7 +14,7 @@ mod tests;
 
 use std::any::Any;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tcpx_cuda::Device;
 use tcpx_net::Span;
@@ -25,7 +25,7 @@ use tcpx_proto::frame::{
 };
 use tcpx_proto::lane::Op;
 
-pub(crate) use self::overlap::Ranges;
+use self::overlap::Ranges;
 use crate::config::staging::CHUNK_FACTOR;
 use crate::error::Side;
 use crate::memory::{InterfaceSet, Memory, MemoryKind, Place, is_same_place, push_merged};
@@ -224,6 +224,8 @@ pub(crate) struct Plan {
     groups: Vec<Group>,
     /// Keys of the peer's regions in use, without duplicates.
     keys: Vec<RegionKey>,
+    /// See [`Plan::remote_ranges`]; empty until somebody asks.
+    remote: OnceLock<Ranges>,
     /// State that a link has derived from the plan, cached for the next posting.
     pub(crate) made: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
 }
@@ -266,6 +268,7 @@ impl Plan {
                 near,
                 groups,
                 keys: Vec::new(),
+                remote: OnceLock::new(),
                 made: Mutex::new(Rank::Neighbour, None),
             },
         };

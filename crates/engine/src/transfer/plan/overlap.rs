@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::Plan;
 
 /// Ranges of the peer's memory, sorted and disjoint.
+#[derive(Debug)]
 pub(crate) struct Ranges(Vec<Range<u64>>);
 
 impl Ranges {
@@ -26,9 +27,13 @@ impl Ranges {
 }
 
 impl Plan {
-    /// Returns the ranges of the peer's memory. Keys do not matter: one range of memory may have
-    /// several.
-    pub(crate) fn remote_ranges(&self) -> Ranges {
+    /// Returns the ranges of the peer's memory, computed once. Keys do not matter: one range of
+    /// memory may have several.
+    pub(crate) fn remote_ranges(&self) -> &Ranges {
+        self.remote.get_or_init(|| self.find_remote_ranges())
+    }
+
+    fn find_remote_ranges(&self) -> Ranges {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for chunk in &self.chunks {
             let table = self.read_table(chunk).expect("a table of its own");
@@ -54,6 +59,7 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use super::Plan;
     use crate::transfer::plan::tests::{piece, plan};
 
     proptest! {
@@ -62,18 +68,19 @@ mod tests {
             lists in prop::array::uniform2(
                 prop::collection::vec((0..200_u64, 0..9_usize, 1..3_u8), 0..12)),
         ) {
-            let ranges = lists.each_ref().map(|list| {
+            let plans = lists.each_ref().map(|list| {
                 let each = list.iter().enumerate();
                 let each = each.map(|(i, &(at, len, key))| piece(4096 + i * 64, at, len, key));
-                plan(&each.collect::<Vec<_>>(), 16, 1).remote_ranges()
+                plan(&each.collect::<Vec<_>>(), 16, 1)
             });
             let bytes = lists.map(|list| {
                 let bytes = list.iter().flat_map(|&(at, len, _)| at..at + len as u64);
                 bytes.collect::<HashSet<_>>()
             });
             let expected = !bytes[0].is_disjoint(&bytes[1]);
-            prop_assert_eq!(ranges[0].overlap(&ranges[1]), expected);
-            prop_assert_eq!(ranges[1].overlap(&ranges[0]), expected);
+            let [a, b] = plans.each_ref().map(Plan::remote_ranges);
+            prop_assert_eq!(a.overlap(b), expected);
+            prop_assert_eq!(b.overlap(a), expected);
         }
     }
 }

@@ -230,6 +230,7 @@ fn plan_parts(plan: &Plan) -> Plan {
         near: plan.near,
         groups: groups(3),
         keys: Vec::new(),
+        remote: OnceLock::new(),
         made: Mutex::new(Rank::Leaf, None),
     }
 }

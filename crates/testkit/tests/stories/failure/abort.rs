@@ -15,6 +15,7 @@ on_every_setup!(
     aborting_does_not_wait_for_the_peer,
     releasing_does_not_wait_for_the_peer,
     a_write_after_an_aborted_one_has_the_last_word,
+    a_write_after_a_released_one_has_the_last_word,
     held_writes_end_with_their_peer,
     an_aborted_transfer_does_not_notify,
     a_failed_transfer_does_not_notify,
@@ -221,6 +222,39 @@ fn a_write_after_an_aborted_one_has_the_last_word(setup: &Setup) {
     wait_for_silence(&peer);
     bob.check(&there, &Expected::untouched(2));
     assert!(bob.notifications().is_empty());
+    alice.verify_traffic(&peer, &bob, 1);
+}
+
+/// A WRITE of one chunk that notifies can no longer be aborted once it has left.
+fn a_write_after_a_released_one_has_the_last_word(setup: &Setup) {
+    const LEN: usize = 512 << 10;
+    let alice = Host::open("alice", setup);
+    let bob = RemoteProcess::open("bob", setup);
+    let peer = alice.knows(&bob);
+    let (first, second, there) = (alice.memory(LEN), alice.memory(LEN), bob.memory(LEN));
+    first.memory.fill(Content::Byte(1));
+    second.memory.fill(Content::Byte(2));
+    let write = |from, at, len| {
+        let transfer = alice.transfer(Op::Write, &peer, from, &there, &[Copy::new(at, at, len)]);
+        transfer.post_with_notification(b"new").expect("posted");
+        transfer
+    };
+    done(&write(&first, 0, LEN));
+    let (at, len) = (LEN - 4096, 4096);
+    for _ in 0..20 {
+        bob.freeze();
+        drop(write(&first, 0, LEN));
+        let last = write(&second, at, len);
+        bob.thaw();
+        done(&last);
+        // The first one may have been aborted in part, or may have arrived.
+        let tail = &bob.bytes(&there)[at..];
+        assert!(
+            tail.iter().all(|byte| *byte == 2),
+            "the released WRITE landed last"
+        );
+    }
+    wait_for_silence(&peer);
     alice.verify_traffic(&peer, &bob, 1);
 }
 

@@ -94,7 +94,7 @@ pub enum Layout {
     /// Scattered, with gaps as long as a block between them.
     Strided,
     /// Scattered, with gaps of one half, one or one and a half blocks between them: no two are
-    /// adjacent in memory, and few are equally far apart.
+    /// adjacent in memory, and few are equally far apart. Blocks of less than 128 bytes are strided.
     Apart,
 }
 

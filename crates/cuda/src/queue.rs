@@ -20,6 +20,10 @@ use crate::sys::{self, Grid};
 use crate::table::{Filled, Item, Walk, pack};
 use crate::{Device, Entry, Move, Path, Queue, Range, Ticket, give_way};
 
+/// Refused calls after which the kernel copies a list. Memory that is unmapped takes fewer to find,
+/// and is an error: a kernel that touched it would end the context.
+const MOST_REFUSALS: usize = 24;
+
 /// Maximum items of one launch. More take several launches.
 const LAUNCH_ITEMS: usize = 64 << 10;
 /// Number of items for which a queue has memory at first: 64 KiB.
@@ -205,23 +209,36 @@ impl CudaQueue {
         let _scope = context.enter()?;
         self.admit()?;
         let mut at = host;
+        let mut refusals = 0;
         for rows in rows(ranges.iter().copied()) {
-            self.start_rows(direction, rows, at)?;
+            if !self.start_rows(direction, rows, at, &mut refusals)? {
+                // Copies again what was started.
+                return self.kernel_ranges(direction, ranges, host);
+            }
             at = at.wrapping_add(rows.len());
         }
         self.issue()
     }
 
     /// Starts copies of the engine: one call, or more if the driver refuses it because the rows are
-    /// in several allocations.
-    fn start_rows(&mut self, direction: Move, rows: Rows, host: *mut u8) -> Result<(), Error> {
+    /// in several allocations. Returns false if that costs too many calls.
+    fn start_rows(
+        &mut self,
+        direction: Move,
+        rows: Rows,
+        host: *mut u8,
+        refusals: &mut usize,
+    ) -> Result<bool, Error> {
         let code = self.start_call(direction, &rows, host);
         if code == sys::INVALID_VALUE && rows.count > 1 {
+            *refusals += 1;
             let (first, rest) = rows.halves();
-            self.start_rows(direction, first, host)?;
-            return self.start_rows(direction, rest, host.wrapping_add(first.len()));
+            return Ok(*refusals < MOST_REFUSALS
+                && self.start_rows(direction, first, host, refusals)?
+                && self.start_rows(direction, rest, host.wrapping_add(first.len()), refusals)?);
         }
-        self.check(code, "starting a copy")
+        self.check(code, "starting a copy")?;
+        Ok(true)
     }
 
     /// Starts one copy of the engine.

@@ -7,9 +7,10 @@
 use crate::Range;
 
 /// Minimum length of a row: with shorter ones the engine is slower than the kernel.
-const LEAST_ROW: usize = 2 << 10;
-/// Maximum distance between two rows. The driver allows no more.
-const MOST_DISTANCE: usize = i32::MAX as usize;
+const LEAST_ROW: usize = 256;
+/// Distances between rows are shorter. The driver refuses rows of several allocations, and those of
+/// a cache have at least this length: blocks of several layers are not taken for rows.
+const DISTANCES: usize = 2 << 20;
 
 /// Maximum calls that go to the copy engine regardless of length: that takes less time than the
 /// kernel.
@@ -62,11 +63,11 @@ impl Rows {
         let Range { address, len } = self.first;
         // Wrapping: ranges may be of another process, which can describe any.
         let last = address.wrapping_add((self.count - 1).wrapping_mul(self.distance));
-        // Adjacent ranges are of two allocations, or the caller would have joined them. As rows
-        // they would be one copy across both.
         let distance = range.address.wrapping_sub(last);
+        // Adjacent ranges may be of two allocations. As rows they would be one copy across both.
         let is_next = range.len == len
-            && (len + 1..=MOST_DISTANCE).contains(&distance)
+            && len < distance
+            && distance < DISTANCES
             && match self.count {
                 1 => len >= LEAST_ROW,
                 _ => distance == self.distance,
@@ -155,7 +156,7 @@ mod tests {
             vec![range(0, 4096), range(4000, 4096)],
             vec![range(0, 4096), range(0, 4096)],
             vec![range(0, LEAST_ROW - 1), range(8192, LEAST_ROW - 1)],
-            vec![range(0, 4096), range(MOST_DISTANCE + 1, 4096)],
+            vec![range(0, 4096), range(DISTANCES, 4096)],
         ] {
             let alone = |range: &Range| Rows {
                 first: *range,
@@ -164,7 +165,7 @@ mod tests {
             };
             assert_eq!(found(&list), list.iter().map(alone).collect::<Vec<_>>());
         }
-        let far = [range(0, 4096), range(MOST_DISTANCE, 4096)];
+        let far = [range(0, 4096), range(DISTANCES - 1, 4096)];
         assert_eq!(found(&far).len(), 1);
     }
 
@@ -179,7 +180,8 @@ mod tests {
         };
         assert!(is_for_engine(&runs(8)));
         assert!(!is_for_engine(&runs(16)));
-        assert!(!is_for_engine(&at_distance(2048, 1024, 2048)));
+        assert!(is_for_engine(&at_distance(512, 256, 8192)));
+        assert!(!is_for_engine(&at_distance(400, 200, 8192)));
         assert!(is_for_engine(&at_distance(1 << 20, 256 << 10, 9)));
     }
 

@@ -81,6 +81,7 @@ fn example() -> PathBuf {
 fn every_check_of_the_probe_succeeds() {
     let printed = probe(&["--check-only"]);
     for check in [
+        "rows of 90 allocations, 90 at once,",
         "8 threads at once",
         "batches of 4 threads",
         "the kernels of the load",

@@ -4,6 +4,7 @@ use tcpx_cuda::{Device, DeviceBuffer, Entry, Error, Path, Pinned, Queue, Range, 
 
 use crate::Outcome;
 use crate::bytes::{Random, expect_equal, random_ranges, total};
+use crate::rows;
 
 const LEN: usize = 8 << 20;
 const POISON: u8 = 0xa5;
@@ -21,6 +22,7 @@ pub(crate) fn run(ordinal: u32) -> Outcome {
         Bench::new(ordinal, path, 3)?.grids()?;
     }
     println!("check: ranges at one distance are right");
+    rows::run(ordinal)?;
     many_entries(ordinal)?;
     many_lists(ordinal)?;
     many_prepared(ordinal)?;
@@ -210,10 +212,9 @@ impl Bench {
         Ok(())
     }
 
-    /// Checks ranges of one length at one distance, with others before and after, in one allocation
-    /// and in two.
+    /// Checks ranges of one length at one distance, with others before and after.
     fn grids(&mut self) -> Outcome {
-        for len in [1_usize, 100, 2047, 2048, 4096, 4100, 16_384, 70_000] {
+        for len in [1_usize, 255, 256, 1000, 4096, 4100, 16_384, 70_000] {
             let odd = [1, 3 * len + 5][self.random.below(2)];
             for gap in [16, odd] {
                 let most = LEN / 2 / (len + gap);
@@ -240,37 +241,6 @@ impl Bench {
                 }
             }
         }
-        self.two_allocations()
-    }
-
-    /// Checks rows of which one half is in another allocation.
-    fn two_allocations(&mut self) -> Outcome {
-        const ROW: usize = 8192;
-        let (a, b) = (self.source.address(), self.target.address());
-        self.target.copy_from_host(0, &self.bytes)?;
-        let (low, high) = (a.min(b), a.max(b));
-        let list = [low, high].map(|address| Range { address, len: ROW });
-        let host = self.host.address();
-        // SAFETY: the buffers stay valid, and nothing else uses them, until the copy is done.
-        let found = unsafe {
-            std::ptr::write_bytes(host, POISON, 2 * ROW);
-            let ticket = self.queue.gather(&list, host)?;
-            self.queue.wait(ticket)?;
-            std::slice::from_raw_parts(host, 2 * ROW)
-        };
-        let expected = [&self.bytes[..ROW], &self.bytes[..ROW]].concat();
-        expect_equal("rows of two allocations", found, &expected)?;
-        let fresh = self.random.bytes(2 * ROW);
-        self.host()[..2 * ROW].copy_from_slice(&fresh);
-        self.target.fill(POISON)?;
-        // SAFETY: as above.
-        let ticket = unsafe { self.queue.scatter(host, &list) }?;
-        self.queue.wait(ticket)?;
-        let mut expected = vec![POISON; LEN];
-        let row = if b == low { 0 } else { ROW };
-        expected[..ROW].copy_from_slice(&fresh[row..][..ROW]);
-        self.expect_target("rows of two allocations", 2, &expected)?;
-        self.source.copy_from_host(0, &self.bytes)?;
         Ok(())
     }
 

@@ -18,6 +18,7 @@ mod load;
 mod places;
 mod rates;
 mod raw;
+mod rows;
 mod same_host;
 
 use std::process::ExitCode;

@@ -269,18 +269,20 @@ struct Slots {
 }
 
 /// Lengths and distances of rows: regular ones, odd ones, and rows that are far apart.
-const ROWS: [(usize, usize); 13] = [
+const ROWS: [(usize, usize); 15] = [
     (65_536, 131_072),
     (16_384, 32_768),
     (4096, 8192),
-    (2048, 4096),
+    (1024, 2048),
+    (256, 512),
+    (301, 555),
     (4096, 4112),
     (4096, 4097),
     (4100, 8212),
     (3000, 5001),
     (2049, 4099),
     (20_000, 20_003),
-    (65_536, 2 * MIB),
+    (65_536, MIB),
     (16_384, 512 << 10),
     (4096, 256 << 10),
 ];

@@ -9,20 +9,17 @@ use crate::completion::{Completion, TICKETS, index};
 use crate::context::Context;
 use crate::error::Error;
 use crate::launch::{Bases, Form, INLINE_ITEMS, Inline, Items, Launch, room_of_pairs};
+use crate::locate::extent;
 use crate::pair::{Pair, pair_up};
 use crate::pinned::Pinned;
 use crate::prepared::{self, Prepared, Table, Tables, Work};
 use crate::ring::Ring;
-use crate::rows::{MOST_CALLS, Rows, is_for_engine, most_calls, rows};
+use crate::rows::{MOST_CALLS, Rows, is_for_engine, most_calls, parts, rows};
 use crate::side::{Dense, List, Ranges, Side, Sources, Targets, measure};
 use crate::stream::Stream;
 use crate::sys::{self, Grid};
 use crate::table::{Filled, Item, Walk, pack};
 use crate::{Device, Entry, Move, Path, Queue, Range, Ticket, give_way};
-
-/// Refused calls after which the kernel copies a list. Memory that is unmapped takes fewer to find,
-/// and is an error: a kernel that touched it would end the context.
-const MOST_REFUSALS: usize = 24;
 
 /// Maximum items of one launch. More take several launches.
 const LAUNCH_ITEMS: usize = 64 << 10;
@@ -209,36 +206,66 @@ impl CudaQueue {
         let _scope = context.enter()?;
         self.admit()?;
         let mut at = host;
-        let mut refusals = 0;
         for rows in rows(ranges.iter().copied()) {
-            if !self.start_rows(direction, rows, at, &mut refusals)? {
-                // Copies again what was started.
-                return self.kernel_ranges(direction, ranges, host);
+            if !self.start_rows(direction, rows, at)? {
+                return self.kernel_instead(direction, ranges, host);
             }
             at = at.wrapping_add(rows.len());
         }
         self.issue()
     }
 
-    /// Starts copies of the engine: one call, or more if the driver refuses it because the rows are
-    /// in several allocations. Returns false if that costs too many calls.
-    fn start_rows(
-        &mut self,
-        direction: Move,
-        rows: Rows,
-        host: *mut u8,
-        refusals: &mut usize,
-    ) -> Result<bool, Error> {
+    /// Starts copies of the engine: one call, or one for each allocation if the driver refuses rows
+    /// of several. Returns false if the kernel is better.
+    fn start_rows(&mut self, direction: Move, rows: Rows, host: *mut u8) -> Result<bool, Error> {
         let code = self.start_call(direction, &rows, host);
-        if code == sys::INVALID_VALUE && rows.count > 1 {
-            *refusals += 1;
-            let (first, rest) = rows.halves();
-            return Ok(*refusals < MOST_REFUSALS
-                && self.start_rows(direction, first, host, refusals)?
-                && self.start_rows(direction, rest, host.wrapping_add(first.len()), refusals)?);
+        if code != sys::SUCCESS && rows.count > 1 {
+            return self.start_parts(direction, rows, host);
         }
         self.check(code, "starting a copy")?;
         Ok(true)
+    }
+
+    #[cold]
+    fn start_parts(&mut self, direction: Move, rows: Rows, host: *mut u8) -> Result<bool, Error> {
+        let api = self.context.api;
+        let most = match self.path {
+            Path::Auto => most_calls(rows.len() as u64),
+            Path::Engine | Path::Kernel => rows.count,
+        };
+        let mut at = host;
+        let end_of = |address| extent(api, address).map(|(_, end)| end);
+        for (calls, part) in parts(rows, end_of).enumerate() {
+            let code = match calls < most {
+                true => self.start_call(direction, &part, at),
+                false => return Ok(false),
+            };
+            if code != sys::SUCCESS && part.count > 1 {
+                // Refused for another reason.
+                return Ok(false);
+            }
+            // Memory that is not mapped ends here. A kernel that touched it would end the context.
+            self.check(code, "starting a copy")?;
+            at = at.wrapping_add(part.len());
+        }
+        Ok(true)
+    }
+
+    /// Starts the kernel for ranges of which the engine may be copying some already: waits for room,
+    /// since the caller must not learn that nothing was started.
+    #[cold]
+    fn kernel_instead(
+        &mut self,
+        direction: Move,
+        ranges: &[Range],
+        host: *mut u8,
+    ) -> Result<Ticket, Error> {
+        loop {
+            match self.kernel_ranges(direction, ranges, host) {
+                Err(Error::QueueFull { .. }) => self.wait(Ticket(self.completion.done() + 1))?,
+                outcome => return outcome,
+            }
+        }
     }
 
     /// Starts one copy of the engine.

@@ -9,8 +9,11 @@ use crate::Range;
 /// Minimum length of a row: with shorter ones the engine is slower than the kernel.
 const LEAST_ROW: usize = 256;
 /// Distances between rows are shorter. The driver refuses rows of several allocations, and those of
-/// a cache have at least this length: blocks of several layers are not taken for rows.
+/// a cache are usually longer: one block of each layer makes no rows.
 const DISTANCES: usize = 2 << 20;
+/// Maximum distance as a multiple of the length. Rows that are so sparse were measured to be as fast
+/// as dense ones; nothing is known of sparser ones.
+const MOST_SPARSE: usize = 64;
 
 /// Maximum calls that go to the copy engine regardless of length: that takes less time than the
 /// kernel.
@@ -43,18 +46,19 @@ impl Rows {
         self.len() == 0
     }
 
-    /// Returns the first and the second half of several rows.
-    pub(crate) fn halves(self) -> (Self, Self) {
-        let count = self.count / 2;
+    /// Returns the rows that end by `end`, at least the first, and the others, if any.
+    fn split(self, end: usize) -> (Self, Option<Self>) {
+        let further = end.saturating_sub(self.first.address + self.first.len) / self.distance;
+        let count = self.count.min(1 + further);
         let address = self.first.address + count * self.distance;
-        let rest = Self {
+        let rest = (count < self.count).then(|| Self {
             first: Range {
                 address,
                 ..self.first
             },
             count: self.count - count,
             ..self
-        };
+        });
         (Self { count, ..self }, rest)
     }
 
@@ -67,9 +71,13 @@ impl Rows {
         // Adjacent ranges may be of two allocations. As rows they would be one copy across both.
         let is_next = range.len == len
             && len < distance
-            && distance < DISTANCES
             && match self.count {
-                1 => len >= LEAST_ROW,
+                1 => {
+                    // One call moves a long range at full speed, and is never refused.
+                    (LEAST_ROW..LEAST_AVERAGE).contains(&len)
+                        && distance < DISTANCES
+                        && distance <= len * MOST_SPARSE
+                }
                 _ => distance == self.distance,
             };
         if is_next {
@@ -92,6 +100,21 @@ pub fn rows(ranges: impl IntoIterator<Item = Range>) -> impl Iterator<Item = Row
         };
         while ranges.next_if(|range| rows.join(*range)).is_some() {}
         Some(rows)
+    })
+}
+
+/// Splits rows where an allocation ends. `end_of` returns the end of the allocation of an address,
+/// or `None` if it is unknown: the row is returned alone.
+pub(crate) fn parts(
+    rows: Rows,
+    mut end_of: impl FnMut(usize) -> Option<usize>,
+) -> impl Iterator<Item = Rows> {
+    let mut left = Some(rows);
+    std::iter::from_fn(move || {
+        let rows = left?;
+        let (part, rest) = rows.split(end_of(rows.first.address).unwrap_or(0));
+        left = rest;
+        Some(part)
     })
 }
 
@@ -150,12 +173,13 @@ mod tests {
     #[test]
     fn ranges_that_no_call_joins_stay_alone() {
         for list in [
-            // Adjacent, descending, overlapping, the same, short, too far apart.
+            // Adjacent, descending, overlapping, the same, short, long, too far apart.
             vec![range(0, 4096), range(4096, 4096)],
             vec![range(8192, 4096), range(0, 4096)],
             vec![range(0, 4096), range(4000, 4096)],
             vec![range(0, 4096), range(0, 4096)],
             vec![range(0, LEAST_ROW - 1), range(8192, LEAST_ROW - 1)],
+            vec![range(0, LEAST_AVERAGE), range(1 << 20, LEAST_AVERAGE)],
             vec![range(0, 4096), range(DISTANCES, 4096)],
         ] {
             let alone = |range: &Range| Rows {
@@ -165,8 +189,11 @@ mod tests {
             };
             assert_eq!(found(&list), list.iter().map(alone).collect::<Vec<_>>());
         }
-        let far = [range(0, 4096), range(DISTANCES - 1, 4096)];
-        assert_eq!(found(&far).len(), 1);
+        let len = DISTANCES / MOST_SPARSE;
+        let far = |len, distance| found(&[range(0, len), range(distance, len)]).len();
+        assert_eq!((far(len, DISTANCES - 1), far(len, DISTANCES)), (1, 2));
+        let sparse = LEAST_ROW * MOST_SPARSE;
+        assert_eq!((far(LEAST_ROW, sparse), far(LEAST_ROW, sparse + 1)), (1, 2));
     }
 
     #[test]
@@ -186,19 +213,32 @@ mod tests {
     }
 
     #[test]
-    fn halves_are_all_of_it() {
-        for count in [2, 3, 100] {
-            let list = at_distance(8192, 4096, count);
-            let (first, rest) = found(&list)[0].halves();
-            assert!(first.count.abs_diff(rest.count) <= 1);
-            let (before, after) = list.split_at(first.count);
-            assert_eq!(found(before)[0].first, first.first);
-            assert_eq!(found(after)[0].first, rest.first);
+    fn rows_are_split_where_allocations_end() {
+        let rows = found(&at_distance(8192, 4096, 100))[0];
+        let counts = |rows, end_of: &dyn Fn(usize) -> Option<usize>| -> Vec<usize> {
+            let found: Vec<_> = parts(rows, end_of).collect();
+            let mut at = 0;
+            for part in &found {
+                assert_eq!(part.first, range(at * 8192, 4096));
+                assert_eq!(part.distance, 8192);
+                at += part.count;
+            }
+            assert_eq!(at, 100);
+            found.iter().map(|part| part.count).collect()
+        };
+        assert_eq!(counts(rows, &|_| Some(usize::MAX)), [100]);
+        // The end of a row, or of the gap behind it.
+        for end in [9 * 8192 + 4096, 10 * 8192] {
             assert_eq!(
-                (first.len(), rest.len()),
-                (before.len() * 4096, after.len() * 4096)
+                counts(rows, &|at| Some(if at < end { end } else { 1 << 30 })),
+                [10, 90]
             );
         }
+        let of_four = |at: usize| Some((at / 8192 / 4 + 1) * 4 * 8192);
+        assert_eq!(counts(rows, &of_four), [4; 25]);
+        // An unknown end, and one in the middle of the row.
+        assert_eq!(counts(rows, &|_| None), [1; 100]);
+        assert_eq!(counts(rows, &|at| Some(at + 100)), [1; 100]);
     }
 
     #[test]

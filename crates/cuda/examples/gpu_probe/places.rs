@@ -109,7 +109,8 @@ fn expect_current(driver: &Driver, expected: Context, when: &str) -> Outcome {
     Ok(())
 }
 
-/// Locates memory, fills it by a scatter of small ranges and reads it back by a gather.
+/// Locates memory, fills it by a scatter of small ranges and reads it back by a gather; then the
+/// same with every second range, which the copy engine moves.
 fn usable(driver: &Driver, what: &str, address: u64) -> Outcome {
     let current = driver.current()?;
     let device =
@@ -127,17 +128,20 @@ fn usable(driver: &Driver, what: &str, address: u64) -> Outcome {
             len: 4096,
         })
         .collect();
+    let rows: Vec<Range> = ranges.iter().copied().step_by(2).collect();
     random.shuffle(&mut ranges);
-    // SAFETY: all memory stays valid, and nothing else uses it, until the copies are done.
-    let back = unsafe {
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), host.address(), LEN);
-        queue.scatter(host.address(), &ranges)?;
-        let ticket = queue.gather(&ranges, host.address().add(LEN))?;
-        queue.wait(ticket)?;
-        std::slice::from_raw_parts(host.address().add(LEN), LEN)
-    };
-    expect_equal(what, back, &bytes)?;
-    expect_current(driver, current, "after copies")?;
+    for (list, len) in [(ranges, LEN), (rows, LEN / 2)] {
+        // SAFETY: all memory stays valid, and nothing else uses it, until the copies are done.
+        let back = unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), host.address(), len);
+            queue.scatter(host.address(), &list)?;
+            let ticket = queue.gather(&list, host.address().add(LEN))?;
+            queue.wait(ticket)?;
+            std::slice::from_raw_parts(host.address().add(LEN), len)
+        };
+        expect_equal(what, back, &bytes[..len])?;
+        expect_current(driver, current, "after copies")?;
+    }
     drop((queue, host));
     expect_current(driver, current, "after a queue's end")?;
     println!("place: {what} is on device {}", device.ordinal());

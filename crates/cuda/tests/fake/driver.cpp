@@ -118,11 +118,11 @@ bool engine_reaches(context *from, u64 address, u64 len) {
   return reaches(from, address, len) && (alone || address + len <= found->first + found->second.len);
 }
 
-// Returns whether a range is in one allocation, or in adjacent mappings.
+// Returns whether a range is in one allocation or mapping.
 bool one_allocation(u64 address, u64 len) {
   auto found = find(address);
-  if (!found || found->second.kind != allocation::DEVICE) return false;
-  return found->second.owner ? address + len <= found->first + found->second.len : reaches(top(), address, len);
+  return found && found->second.kind == allocation::DEVICE && reaches(top(), address, len) &&
+         address + len <= found->first + found->second.len;
 }
 
 // CUDA_MEMCPY2D.
@@ -326,7 +326,7 @@ API cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t len, stream *on) {
   LOCKED;
   return copy_later(to, from, len, on, false, false);
 }
-// As strict as a driver may be: all rows of one call are in one allocation.
+// As strict as a driver may be: all rows of one call are in one allocation or mapping.
 API cuMemcpy2DAsync_v2(const grid *copy, stream *on) {
   LOCKED;
   auto &from = copy->from, &to = copy->to;

@@ -95,7 +95,8 @@ pub enum Path {
     /// The copy engine for few, large or equally distant ranges, otherwise the kernel.
     #[default]
     Auto,
-    /// Always the copy engine: one call per range, or for ranges of one length at one distance.
+    /// Always the copy engine: one call per range, or for ranges of one length at one distance, if
+    /// the driver accepts such calls.
     Engine,
     /// Always the kernel: one launch for all ranges. It accesses pinned host memory directly.
     Kernel,
@@ -213,7 +214,8 @@ impl Debug for Current {
 pub trait Queue: Send {
     /// Starts copying `from` (this device's memory), back to back, to `to` (pinned).
     ///
-    /// A call of more than 65,536 pieces may wait for room in the queue's tables, piece by piece.
+    /// A call of more than 65,536 pieces may wait for room in the queue's tables, piece by piece, and
+    /// so may a call of which the driver refuses a part.
     ///
     /// # Safety
     ///

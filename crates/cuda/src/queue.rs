@@ -216,7 +216,8 @@ impl CudaQueue {
     }
 
     /// Starts copies of the engine: one call, or one for each allocation if the driver refuses rows
-    /// of several. Returns false if the kernel is better.
+    /// of several. Returns false if the kernel is better: nothing of these rows was started, or the
+    /// driver has refused a part of them.
     fn start_rows(&mut self, direction: Move, rows: Rows, host: *mut u8) -> Result<bool, Error> {
         let code = self.start_call(direction, &rows, host);
         if code != sys::SUCCESS && rows.count > 1 {
@@ -233,18 +234,18 @@ impl CudaQueue {
             Path::Auto => most_calls(rows.len() as u64),
             Path::Engine | Path::Kernel => rows.count,
         };
-        let mut at = host;
         let end_of = |address| extent(api, address).map(|(_, end)| end);
-        for (calls, part) in parts(rows, end_of).enumerate() {
-            let code = match calls < most {
-                true => self.start_call(direction, &part, at),
-                false => return Ok(false),
-            };
+        let calls = parts(rows, end_of).take(most + 1).count();
+        // One part is all of it, which was refused for another reason.
+        if calls == 1 || calls > most {
+            return Ok(false);
+        }
+        let mut at = host;
+        for part in parts(rows, end_of) {
+            let code = self.start_call(direction, &part, at);
             if code != sys::SUCCESS && part.count > 1 {
-                // Refused for another reason.
                 return Ok(false);
             }
-            // Memory that is not mapped ends here. A kernel that touched it would end the context.
             self.check(code, "starting a copy")?;
             at = at.wrapping_add(part.len());
         }

@@ -128,9 +128,10 @@ pub(crate) fn is_for_engine(ranges: &[Range]) -> bool {
     ranges.len() <= most || rows(ranges.iter().copied()).take(most + 1).count() <= most
 }
 
-/// Returns how many calls of the copy engine for so many bytes are better than the kernel.
+/// Returns how many calls of the copy engine for so many bytes are better than the kernel. Rounds up:
+/// a slot with chunks of a little less than the average each, since no block is cut, counts as full.
 pub(crate) fn most_calls(bytes: u64) -> usize {
-    let calls = usize::try_from(bytes / LEAST_AVERAGE as u64).unwrap_or(usize::MAX);
+    let calls = usize::try_from(bytes.div_ceil(LEAST_AVERAGE as u64)).unwrap_or(usize::MAX);
     calls.max(MOST_CALLS)
 }
 
@@ -210,6 +211,11 @@ mod tests {
         assert!(is_for_engine(&at_distance(512, 256, 8192)));
         assert!(!is_for_engine(&at_distance(400, 200, 8192)));
         assert!(is_for_engine(&at_distance(1 << 20, 256 << 10, 9)));
+        // Eight chunks of a little less than 256 KiB, of blocks of 16 tokens.
+        let block = |i: usize| range(i / 14 * (1 << 20) + i * 2 * 18_432, 18_432);
+        let chunks = |chunks: usize| (0..14 * chunks).map(block).collect::<Vec<_>>();
+        assert_eq!(found(&chunks(8)).len(), 8);
+        assert!(is_for_engine(&chunks(3)) && is_for_engine(&chunks(8)));
     }
 
     #[test]

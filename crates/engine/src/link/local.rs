@@ -161,7 +161,7 @@ impl Copying for Local {
         }
         last |= run.settle(1);
         if last {
-            run.conclude(|message| self.notify(run.id, message), || {});
+            run.conclude(|message| self.notify(run.id, message), |_| {});
         }
         Step::Copied
     }

@@ -16,7 +16,8 @@ use crate::error::Error;
 use crate::sync::{Mutex, Rank};
 use crate::transfer::{Run, Watcher};
 
-/// The aborted WRITEs to one peer that have not ended, and the WRITEs that wait for them.
+/// The aborted WRITEs to one peer that have not ended, and the WRITEs that wait for them. A WRITE
+/// that was released too late to be aborted counts as aborted: its bytes are in flight as well.
 pub(super) struct Aborted {
     /// Length of `Writes::aborted`: posting looks at this without the lock.
     count: AtomicUsize,
@@ -28,7 +29,14 @@ pub(super) struct Aborted {
 #[derive(Default)]
 struct Writes {
     aborted: Vec<Arc<Run>>,
-    held: Vec<Arc<Run>>,
+    held: Vec<Held>,
+}
+
+/// A WRITE that waits.
+struct Held {
+    run: Arc<Run>,
+    /// The aborted WRITE that it waits for; there may be others.
+    blocker: Arc<Run>,
 }
 
 fn has_ended(run: &Run) -> bool {
@@ -46,8 +54,6 @@ impl Aborted {
 
     /// Adds an aborted WRITE; returns false if it is known.
     fn add(&self, run: &Arc<Run>) -> bool {
-        // Computed without the lock, which every posting takes meanwhile.
-        run.plan.remote_ranges();
         let mut writes = self.writes.lock();
         let is_new = !writes.aborted.iter().any(|known| Arc::ptr_eq(known, run));
         if is_new {
@@ -57,56 +63,80 @@ impl Aborted {
         is_new
     }
 
-    /// Returns whether a run must wait, and keeps it if so.
-    fn holds(&self, core: &SessionCore, run: &Arc<Run>) -> bool {
+    /// Returns whether a run must wait, and keeps it if so. Closing must be visible to `is_closing`
+    /// before it takes what is held.
+    fn holds(&self, run: &Arc<Run>, is_closing: impl FnOnce() -> bool) -> bool {
         if self.count.load(Ordering::Acquire) == 0 || run.plan.op != Op::Write {
             return false;
         }
+        // Computed without the lock, which every posting takes meanwhile.
         run.plan.remote_ranges();
+        let known = self.writes.lock().aborted.clone();
+        for aborted in &known {
+            aborted.plan.remote_ranges();
+        }
         let mut writes = self.writes.lock();
         // Runs that were aborted while they were held. Dropped without the lock: a run may be the
         // last holder of memory.
-        let ended: Vec<_> = writes.held.extract_if(.., |run| has_ended(run)).collect();
-        // Closing takes the lock later, and fails what is held by then.
-        let is_held = !core.is_closing() && writes.must_wait(run);
-        if is_held {
-            writes.held.push(Arc::clone(run));
+        let is_over = |held: &mut Held| has_ended(&held.run);
+        let ended: Vec<_> = writes.held.extract_if(.., is_over).collect();
+        let blocker = match is_closing() {
+            true => None,
+            false => writes.blocker(run),
+        };
+        let is_held = blocker.is_some();
+        if let Some(blocker) = blocker {
+            run.note_wait();
+            let run = Arc::clone(run);
+            writes.held.push(Held { run, blocker });
         }
         drop(writes);
-        drop(ended);
+        drop((ended, known));
         is_held
     }
 
     /// Takes the runs that need not wait any more, in the order of their postings.
     fn take_free(&self) -> Vec<Arc<Run>> {
-        // First: the end of a run that is not seen below is requested again.
-        self.is_requested.store(false, Ordering::SeqCst);
+        // First: the end of a run that is not seen below is requested again. A swap, so that the
+        // ends whose requests were saved are seen.
+        self.is_requested.swap(false, Ordering::SeqCst);
         let mut writes = self.writes.lock();
         // Dropped without the lock, as in `holds`.
-        let ended: Vec<_> = writes
+        let mut ended: Vec<_> = writes
             .aborted
             .extract_if(.., |run| has_ended(run))
             .collect();
         self.count.store(writes.aborted.len(), Ordering::Release);
-        let held = std::mem::take(&mut writes.held);
-        let (held, free) = held.into_iter().partition(|run| writes.must_wait(run));
-        writes.held = held;
+        let mut free = Vec::new();
+        for Held { run, blocker } in std::mem::take(&mut writes.held) {
+            let next = match has_ended(&blocker) {
+                true => writes.blocker(&run),
+                false => Some(Arc::clone(&blocker)),
+            };
+            ended.push(blocker);
+            match next {
+                _ if has_ended(&run) => ended.push(run),
+                Some(blocker) => writes.held.push(Held { run, blocker }),
+                None => free.push(run),
+            }
+        }
         drop(writes);
         drop(ended);
         free
     }
 
-    fn take_all(&self) -> Vec<Arc<Run>> {
+    fn take_all(&self) -> Vec<Held> {
         std::mem::take(&mut self.writes.lock().held)
     }
 }
 
 impl Writes {
-    /// Returns whether an aborted WRITE may still change memory that this one changes.
-    fn must_wait(&self, run: &Run) -> bool {
+    /// Returns an aborted WRITE that may still change memory that this one changes.
+    fn blocker(&self, run: &Run) -> Option<Arc<Run>> {
         let mine = run.plan.remote_ranges();
         let mut others = self.aborted.iter().filter(|aborted| !has_ended(aborted));
-        others.any(|aborted| aborted.plan.remote_ranges().overlap(mine))
+        let blocker = others.find(|aborted| aborted.plan.remote_ranges().overlap(mine));
+        blocker.cloned()
     }
 }
 
@@ -146,16 +176,19 @@ impl PeerShared {
 
     /// Returns whether work must wait for the end of an aborted WRITE, and keeps it if so.
     pub(super) fn holds(&self, core: &SessionCore, work: &Waiting) -> bool {
-        match work {
-            Waiting::Run(run) => self.aborted.holds(core, run),
-            Waiting::Notification(_) | Waiting::Send(_) => false,
+        let Waiting::Run(run) = work else {
+            return false;
+        };
+        let is_held = self.aborted.holds(run, || core.is_closing());
+        if is_held {
+            self.trace_wait(run);
         }
+        is_held
     }
 
     /// Starts the WRITEs that need not wait for an aborted one any more.
     pub(crate) fn release(self: &Arc<Self>, core: &SessionCore) {
-        let free = self.aborted.take_free();
-        for run in free.into_iter().filter(|run| !has_ended(run)) {
+        for run in self.aborted.take_free() {
             if let Err(error) = self.start(core, Waiting::Run(Arc::clone(&run))) {
                 run.fail_now(error);
             }
@@ -164,8 +197,103 @@ impl PeerShared {
 
     /// Fails the WRITEs that wait for the end of an aborted one.
     pub(crate) fn fail_held(&self, error: &Error) {
-        for run in self.aborted.take_all() {
-            run.fail_now(error.clone());
+        for held in self.aborted.take_all() {
+            held.run.fail_now(error.clone());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(to: std::ops::Range<u64>) -> Arc<Run> {
+        Arc::new(Run::untouched_write(to))
+    }
+
+    fn end(run: &Run) {
+        run.fail_now(Error::Aborted);
+    }
+
+    fn ids(runs: &[Arc<Run>]) -> Vec<*const Run> {
+        runs.iter().map(Arc::as_ptr).collect()
+    }
+
+    #[test]
+    fn only_writes_to_the_same_memory_wait() {
+        let aborted = Aborted::new();
+        let first = write(4096..8192);
+        assert!(!aborted.holds(&write(0..10_000), || false));
+        assert!(aborted.add(&first) && !aborted.add(&first));
+        for (to, waits) in [
+            (0..4096, false),
+            (8192..9000, false),
+            (0..4097, true),
+            (5000..5001, true),
+            (8191..9000, true),
+        ] {
+            assert_eq!(aborted.holds(&write(to.clone()), || false), waits, "{to:?}");
+        }
+        assert!(!aborted.holds(&Arc::new(Run::untouched(1)), || false));
+        assert!(!aborted.holds(&write(5000..5001), || true));
+        end(&first);
+        assert!(!aborted.holds(&write(5000..5001), || false));
+    }
+
+    #[test]
+    fn held_writes_are_free_when_nothing_blocks_them_any_more() {
+        let aborted = Aborted::new();
+        let blockers = [write(0..100), write(50..200), write(300..400)];
+        for blocker in &blockers {
+            aborted.add(blocker);
+        }
+        let held = [
+            write(0..150),
+            write(60..400),
+            write(350..360),
+            write(10..20),
+        ];
+        for run in &held {
+            assert!(aborted.holds(run, || false));
+        }
+        assert!(aborted.take_free().is_empty());
+        end(&blockers[0]);
+        assert_eq!(ids(&aborted.take_free()), ids(&held[3..]));
+        end(&blockers[1]);
+        assert_eq!(ids(&aborted.take_free()), ids(&held[..1]));
+        // Aborted meanwhile: neither free nor kept.
+        end(&held[1]);
+        end(&blockers[2]);
+        assert_eq!(ids(&aborted.take_free()), ids(&held[2..3]));
+        assert_eq!(aborted.count.load(Ordering::Relaxed), 0);
+        assert!(aborted.take_all().is_empty());
+        let writes = aborted.writes.lock();
+        assert!(writes.aborted.is_empty());
+        drop(writes);
+        assert!(
+            [&blockers[..], &held[..]]
+                .concat()
+                .iter()
+                .all(|run| Arc::strong_count(run) == 2)
+        );
+    }
+
+    #[test]
+    fn writes_that_ended_while_they_were_held_are_let_go() {
+        let aborted = Aborted::new();
+        let blocker = write(0..100);
+        aborted.add(&blocker);
+        let held = write(0..100);
+        assert!(aborted.holds(&held, || false));
+        end(&held);
+        // With the next posting, and without one.
+        assert!(aborted.holds(&write(1..2), || false));
+        assert_eq!(Arc::strong_count(&held), 1);
+        let held = write(0..100);
+        assert!(aborted.holds(&held, || false));
+        end(&held);
+        assert!(aborted.take_free().is_empty());
+        assert_eq!(Arc::strong_count(&held), 1);
+        assert_eq!(aborted.take_all().len(), 1);
     }
 }

@@ -241,11 +241,19 @@ impl PeerShared {
         if let Waiting::Notification(message) = &waiting {
             state.waiting_bytes += message.len();
         }
-        if let (Some(trace), Waiting::Run(run)) = (self.context.trace.on(), &waiting) {
-            trace.event(Record::new(Kind::Queued).chunk(run.id, 0));
+        if let Waiting::Run(run) = &waiting {
+            run.note_wait();
+            self.trace_wait(run);
         }
         state.waiting.push(waiting);
         Ok(())
+    }
+
+    /// Records that a run waits before it can start, if there is a trace.
+    pub(super) fn trace_wait(&self, run: &Run) {
+        if let Some(trace) = self.context.trace.on() {
+            trace.event(Record::new(Kind::Queued).chunk(run.id, 0));
+        }
     }
 
     /// Sends a notification, now or as soon as there is a connection. Never waits.

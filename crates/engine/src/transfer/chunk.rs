@@ -163,7 +163,7 @@ mod tests {
         offered.0.let_go();
         assert!(matches!(offered.take(), Take::Nothing));
         assert!(offered.0.settle(1));
-        offered.0.conclude(|_| {}, || {});
+        offered.0.conclude(|_| {}, |_| {});
         assert_eq!(offered.0.completion.state(), TransferState::Done);
     }
 

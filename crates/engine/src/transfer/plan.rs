@@ -136,8 +136,10 @@ impl Pieces {
 
     /// Makes one piece of host memory, for tests that never touch it.
     #[cfg(test)]
-    pub(crate) fn untouched(local: Span) -> Self {
-        Self::unregistered(local, None)
+    pub(crate) fn untouched(local: Span, address: u64) -> Self {
+        let mut pieces = Self::unregistered(local, None);
+        pieces.list[0].address = address;
+        pieces
     }
 
     /// Makes one piece of device memory, for tests without a registry.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tcpx_proto::frame::MAX_EXTRA_BYTES;
 use tcpx_proto::lane::Op;
@@ -51,6 +51,8 @@ pub(crate) struct Run {
     pub(crate) is_beside: AtomicBool,
     /// True if the notification must not overtake messages that are queued on the message lane.
     pub(crate) in_order: bool,
+    /// True if the run waited before it could start: its duration does not tell how fast the path is.
+    has_waited: AtomicBool,
     /// True once the application has its memory back, although the run may not have ended.
     let_go: AtomicBool,
     /// Counts chunks; the thread that settles the last chunk concludes the run.
@@ -70,6 +72,7 @@ impl Run {
             lanes: AtomicUsize::new(0),
             is_beside: AtomicBool::new(false),
             in_order: false,
+            has_waited: AtomicBool::new(false),
             let_go: AtomicBool::new(false),
             tally: Tally::new(chunks),
         }
@@ -155,9 +158,14 @@ impl Run {
         }
     }
 
+    /// Records that the run has to wait before it can start.
+    pub(crate) fn note_wait(&self) {
+        self.has_waited.store(true, Ordering::Relaxed);
+    }
+
     /// Ends a run that has no chunks in flight. On success, `notify` sends its notification and
-    /// `measure` is called before the run counts as done.
-    pub(crate) fn conclude(&self, notify: impl FnOnce(&[u8]), measure: impl FnOnce()) {
+    /// `measure` gets its duration, if that says how fast the path is, before it counts as done.
+    pub(crate) fn conclude(&self, notify: impl FnOnce(&[u8]), measure: impl FnOnce(Duration)) {
         if !self.completion.decide() {
             self.conclude_failed();
             return;
@@ -167,7 +175,9 @@ impl Run {
             After::Notify(message) => notify(message),
             After::Tell(waiting) => waiting.landed(),
         }
-        measure();
+        if !self.has_waited.load(Ordering::Relaxed) {
+            measure(self.started.elapsed());
+        }
         self.completion.finish();
     }
 
@@ -214,21 +224,33 @@ impl Run {
     }
 }
 
+/// Bytes of a chunk of the runs below.
+#[cfg(test)]
+const TEST_CHUNK: usize = 1 << 20;
+
 #[cfg(test)]
 impl Run {
     /// Makes a READ of `chunks` chunks, for tests that never touch its memory.
     pub(crate) fn untouched(chunks: usize) -> Self {
+        Self::of_untouched(Op::Read, 0..(chunks * TEST_CHUNK) as u64)
+    }
+
+    /// Makes a WRITE to a range of the peer's memory, for tests that never touch any.
+    pub(crate) fn untouched_write(to: std::ops::Range<u64>) -> Self {
+        Self::of_untouched(Op::Write, to)
+    }
+
+    fn of_untouched(op: Op, remote: std::ops::Range<u64>) -> Self {
         use crate::transfer::{Limits, Pieces};
 
-        let chunk_bytes = 1 << 20;
         let address = std::ptr::without_provenance_mut(4096);
         // SAFETY: nothing accesses the memory.
-        let local = unsafe { tcpx_net::Span::new(address, chunks * chunk_bytes) };
+        let local = unsafe { tcpx_net::Span::new(address, (remote.end - remote.start) as usize) };
         let limits = Limits {
-            chunk_bytes,
+            chunk_bytes: TEST_CHUNK,
             lanes: 1,
         };
-        let plan = Plan::new(Op::Read, Pieces::untouched(local), limits);
+        let plan = Plan::new(op, Pieces::untouched(local, remote.start), limits);
         Self::new(1, Arc::new(plan), After::Nothing)
     }
 }

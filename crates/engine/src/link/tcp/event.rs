@@ -106,7 +106,7 @@ impl Connection {
                 false => self.send_notify(run.id, message),
             }
         };
-        let measure = || self.above.measured(run.plan.bytes, run.started.elapsed());
+        let measure = |elapsed| self.above.measured(run.plan.bytes, elapsed);
         run.conclude(notify, measure);
     }
 }

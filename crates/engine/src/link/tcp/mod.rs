@@ -304,7 +304,7 @@ impl Lanes for Connection {
         }
         if run.settle(chunks) {
             let notify = |message: &[u8]| self.send_notify(run.id, message);
-            let measure = || self.above.measured(run.plan.bytes, run.started.elapsed());
+            let measure = |elapsed| self.above.measured(run.plan.bytes, elapsed);
             run.conclude(notify, measure);
         }
     }

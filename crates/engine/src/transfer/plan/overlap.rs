@@ -11,18 +11,15 @@ pub(crate) struct Ranges(Vec<Range<u64>>);
 impl Ranges {
     /// Returns whether any byte belongs to both.
     pub(crate) fn overlap(&self, other: &Self) -> bool {
-        let (mut mine, mut others) = (self.0.iter().peekable(), other.0.iter().peekable());
-        while let (Some(a), Some(b)) = (mine.peek(), others.peek()) {
-            if a.start < b.end && b.start < a.end {
-                return true;
-            }
-            // The range that ends first cannot meet a later one of the other list.
-            match a.end <= b.end {
-                true => mine.next(),
-                false => others.next(),
-            };
-        }
-        false
+        let (few, many) = match self.0.len() <= other.0.len() {
+            true => (&self.0, &other.0),
+            false => (&other.0, &self.0),
+        };
+        few.iter().any(|range| {
+            // Only the first range that ends behind its start can meet it, or a later one.
+            let at = many.partition_point(|other| other.end <= range.start);
+            many.get(at).is_some_and(|other| other.start < range.end)
+        })
     }
 }
 
@@ -49,6 +46,7 @@ impl Plan {
             }
             joins
         });
+        ranges.shrink_to_fit();
         Ranges(ranges)
     }
 }

@@ -89,7 +89,7 @@ impl Undriven {
             chunk_bytes: CHUNK,
             lanes: INTERFACES.len(),
         };
-        let mut plan = Plan::new(Op::Read, Pieces::untouched(local), limits);
+        let mut plan = Plan::new(Op::Read, Pieces::untouched(local, 0), limits);
         plan.near = near;
         let number = self.connection.context.next_id();
         let run = Arc::new(Run::new(number, Arc::new(plan), After::Nothing));

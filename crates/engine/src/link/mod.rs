@@ -4,6 +4,7 @@
 //! threads that drive it as [`Caller`] and [`Control`], and the state that all links of a session
 //! share as [`Context`].
 
+mod context;
 pub(crate) mod desk;
 pub(crate) mod local;
 mod quota;
@@ -12,7 +13,7 @@ pub(crate) mod tcp;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tcpx_net::Stream;
@@ -21,16 +22,13 @@ use tcpx_proto::frame::down::StreamId;
 use tcpx_proto::handshake::{Established, OwnerProof, RejectCode};
 use tcpx_proto::info::ConnectionInfo;
 
-use self::desk::{Desk, Step};
+pub(crate) use self::context::Context;
+use self::desk::Step;
 pub(crate) use self::quota::{Held, Quota, Share, longest_notification};
-use self::same_host::Grants;
 use crate::carrier::comm::{Comms, RawLane};
-use crate::config::Config;
 use crate::error::Error;
-use crate::memory::{Registry, Staging, Users};
-use crate::stats::{Book, LaneStats, PeerCounters, Route};
-use crate::sync::{Mutex, Rank, RwLock};
-use crate::trace::Trace;
+use crate::stats::{LaneStats, PeerCounters, Route};
+use crate::sync::{Mutex, Rank};
 use crate::transfer::{Announcement, Arrival, Run};
 
 /// One lane of a connected peer.
@@ -113,6 +111,9 @@ pub(crate) trait Link: Send + Sync {
     fn needs_this_core(&self, _run: &Run) -> bool {
         false
     }
+
+    /// Sends frames that wait for others to leave with.
+    fn hurry(&self) {}
 
     /// Takes over from a caller that drove lanes and is going to sleep.
     fn hand_over(&self);
@@ -447,148 +448,5 @@ impl std::ops::BitOrAssign for Drive {
     fn bitor_assign(&mut self, other: Self) {
         self.progress |= other.progress;
         self.more |= other.more;
-    }
-}
-
-/// State that all links of a session share. It is the [`Users`] of the session's registry: a
-/// revocation stops copies, grants and links, in this order.
-pub(crate) struct Context {
-    pub(crate) config: Config,
-    pub(crate) registry: Arc<Registry>,
-    pub(crate) staging: Staging,
-    pub(crate) copies: Copies,
-    /// Runs that are copied instead of being sent.
-    pub(crate) desk: Desk,
-    /// Memory that the session keeps for peers.
-    pub(crate) quota: Arc<Quota>,
-    pub(crate) control: Arc<dyn Control>,
-    /// Counters of all traffic.
-    pub(crate) stats: Arc<Book>,
-    /// Records events, if a trace was requested.
-    pub(crate) trace: Trace,
-    /// Every link to another process that may touch memory, including links that have ended or
-    /// whose peer was removed, until they are taken apart.
-    links: Mutex<Vec<Arc<dyn Link>>>,
-    /// Grants to neighbours that may still touch memory.
-    grants: Mutex<Vec<Arc<Grants>>>,
-    next_id: AtomicU64,
-}
-
-impl Context {
-    pub(crate) fn new(
-        config: Config,
-        registry: Arc<Registry>,
-        staging: Staging,
-        control: Arc<dyn Control>,
-        desk: Desk,
-        trace: &Trace,
-    ) -> Arc<Self> {
-        let context = Arc::new(Self {
-            quota: Quota::new(config.queue_bytes(), Arc::clone(&control)),
-            config,
-            registry,
-            staging,
-            copies: Copies {
-                copying: RwLock::new(Rank::Copies, ()),
-            },
-            desk,
-            control,
-            stats: Arc::default(),
-            trace: trace.clone(),
-            links: Mutex::new(Rank::Links, Vec::new()),
-            grants: Mutex::new(Rank::Links, Vec::new()),
-            next_id: AtomicU64::new(1),
-        });
-        let users: Arc<dyn Users> = Arc::clone(&context) as Arc<dyn Users>;
-        context.registry.set_users(Arc::downgrade(&users));
-        context
-    }
-
-    /// Returns an identifier that no other transfer of this session has.
-    pub(crate) fn next_id(&self) -> u64 {
-        self.next_id.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// Returns the links that may touch memory.
-    pub(crate) fn links(&self) -> Vec<Arc<dyn Link>> {
-        self.links.lock().clone()
-    }
-
-    fn add_link(&self, link: Arc<dyn Link>) {
-        self.links.lock().push(link);
-    }
-
-    fn remove_link(&self, link: &Arc<dyn Link>) {
-        self.links.lock().retain(|known| !is_same_link(known, link));
-    }
-
-    /// Returns when local memory is no longer used on behalf of `run`, which is being aborted.
-    pub(crate) fn let_go(&self, run: &Arc<Run>) {
-        for link in self.links() {
-            link.let_go(run);
-        }
-        self.copies.quiesce();
-    }
-}
-
-impl Context {
-    /// Adds grants to a neighbour: revocations consider them from here on.
-    pub(crate) fn add_grants(&self, grants: &Arc<Grants>) {
-        self.forget_grants();
-        self.grants.lock().push(Arc::clone(grants));
-    }
-
-    /// Removes grants of neighbours that no longer touch memory.
-    pub(crate) fn forget_grants(&self) {
-        self.grants.lock().retain(|known| !known.is_over());
-    }
-
-    /// Waits until no neighbour touches memory of this session, after all connections have ended.
-    pub(crate) fn wait_for_neighbours(&self) {
-        for grants in std::mem::take(&mut *self.grants.lock()) {
-            grants.wait();
-        }
-    }
-
-    fn grants(&self) -> Vec<Arc<Grants>> {
-        self.grants.lock().clone()
-    }
-}
-
-impl Users for Context {
-    fn revoke(&self) {
-        self.copies.quiesce();
-        for grants in self.grants() {
-            grants.revoke();
-        }
-        self.forget_grants();
-        for link in self.links() {
-            link.revoke();
-        }
-    }
-}
-
-/// Copies from or to a session's memory that no lane's locks protect.
-pub(crate) struct Copies {
-    /// Held shared while memory is copied: taking it exclusively waits for all copies to end.
-    copying: RwLock<()>,
-}
-
-impl Copies {
-    /// Makes a copy. `copy` must check whether the memory is live: a revocation waits for the copy.
-    pub(crate) fn guarded<T>(&self, copy: impl FnOnce() -> T) -> T {
-        let _copying = self.copying.read();
-        copy()
-    }
-
-    /// Waits until no copy is in flight; later copies see what was revoked or aborted.
-    pub(crate) fn quiesce(&self) {
-        drop(self.copying.write());
-    }
-
-    /// Prevents copies, as a revocation does, until the returned guard is dropped.
-    #[cfg(test)]
-    pub(crate) fn hold(&self) -> crate::sync::RwLockWriteGuard<'_, ()> {
-        self.copying.write()
     }
 }

@@ -330,8 +330,11 @@ impl Session {
     /// Takes all notifications that have arrived, oldest first. Never waits.
     #[must_use]
     pub fn notifications(&self) -> Vec<Notification> {
-        self.core_here()
-            .map_or_else(|_| Vec::new(), |core| core.inbox.take_all())
+        let Ok(core) = self.core_here() else {
+            return Vec::new();
+        };
+        core.context().hurry();
+        core.inbox.take_all()
     }
 
     /// Waits for the next notification.
@@ -340,6 +343,7 @@ impl Session {
     /// None arrived within `timeout`, or the session is closed and none is left.
     pub fn wait_notification(&self, timeout: Duration) -> Result<Notification, Error> {
         let core = self.core_here()?;
+        core.context().hurry();
         core.inbox.take_one(deadline(timeout)).ok_or_else(|| {
             let what = "a notification";
             let late = Error::Timeout {

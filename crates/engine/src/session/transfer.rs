@@ -378,6 +378,10 @@ impl Transfer {
 impl Drop for Transfer {
     fn drop(&mut self) {
         self.abort();
+        if self.kind.is_current() {
+            // A notification of this transfer may wait for other frames.
+            self.peer.core.context().hurry();
+        }
     }
 }
 

@@ -43,9 +43,14 @@ impl Pause {
 }
 
 impl Connection {
+    /// Moves bytes on one lane without waiting, for a polling caller. Frames that wait for others
+    /// leave with this call if an earlier one has left them.
     pub(super) fn attend(&self, lane: &Lane) -> Drive {
         lane.attend();
-        let drive = self.drive(lane, BUDGET);
+        let drive = match lane.has_patient() {
+            true => self.drive(lane, BUDGET),
+            false => self.drive_if(lane, BUDGET, Lane::is_urgent),
+        };
         // The caller may leave now, and the kernel will not report bytes that it has already read.
         if lane.is_unfinished() && !lane.is_in_care() {
             lane.call_worker();
@@ -55,6 +60,11 @@ impl Connection {
 
     /// Moves bytes on one lane without waiting.
     pub(super) fn drive(&self, lane: &Lane, budget: usize) -> Drive {
+        self.drive_if(lane, budget, Lane::is_unfinished)
+    }
+
+    /// Receives, and sends if `is_needed`.
+    fn drive_if(&self, lane: &Lane, budget: usize, is_needed: impl Fn(&Lane) -> bool) -> Drive {
         let mut drive = match lane.fill(self, budget) {
             Ok(drive) => drive,
             Err(ended) => {
@@ -62,7 +72,7 @@ impl Connection {
                 return Drive::default();
             }
         };
-        if lane.is_unfinished() {
+        if is_needed(lane) {
             drive.progress |= self.pump(lane, budget);
             drive.more |= lane.is_dirty();
         }

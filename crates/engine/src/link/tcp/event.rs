@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tcpx_proto::frame::down::{Ending, StreamId};
-use tcpx_proto::lane::ChunkId;
+use tcpx_proto::lane::{ChunkId, Op};
 
 use super::Connection;
 use super::lane::Lane;
@@ -55,12 +55,12 @@ impl Connection {
         match event {
             Event::Settled(chunk) => {
                 self.trace_settled(&chunk, End::Done, None);
-                self.settle(&chunk.run);
+                self.settle(&chunk.run, Some(lane));
             }
             Event::Failed(chunk, error) => {
                 self.trace_settled(&chunk, End::Failed, Some(&error));
                 chunk.run.fail_now(error);
-                self.settle(&chunk.run);
+                self.settle(&chunk.run, None);
             }
             Event::Dead(run, error) => run.fail_now(error),
             Event::Notified {
@@ -94,19 +94,27 @@ impl Connection {
         }
     }
 
-    /// Settles one chunk of a run.
-    pub(super) fn settle(&self, run: &Run) {
+    /// Settles one chunk of a run. `driven` is the lane that the calling thread drives, if any.
+    ///
+    /// The notification of a short READ does not delay a caller that polls: it waits for the next
+    /// frames of the lane, and leaves with them by one system call. The worker sends it if there are
+    /// none for a millisecond or two. A WRITE's notification says that bytes have arrived, and never
+    /// waits.
+    pub(super) fn settle(&self, run: &Run, driven: Option<&Lane>) {
         if !run.settle(1) {
             return;
         }
-        let notify = |message: &[u8]| {
-            // Otherwise the notification has arrived with the chunk.
-            match run.rides_along(message) {
-                true => self.above.counters().notified(message.len()),
-                false => self.send_notify(run.id, message),
-            }
+        let patient = driven.filter(|_| run.plan.op == Op::Read && run.is_short());
+        let mut is_unsent = false;
+        let notify = |message: &[u8]| match run.rides_along(message) {
+            // It has arrived with the chunk.
+            true => self.above.counters().notified(message.len()),
+            false => is_unsent = !self.queue_notify(run.id, message, patient),
         };
         let measure = |elapsed| self.above.measured(run.plan.bytes, elapsed);
         run.conclude(notify, measure);
+        if is_unsent {
+            self.send_messages();
+        }
     }
 }

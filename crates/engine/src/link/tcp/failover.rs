@@ -17,7 +17,7 @@ use super::Connection;
 use super::ended::Ended;
 use super::lane::Lane;
 use crate::error::{Error, LostCause};
-use crate::link::{Link, Rejoined, Wanted};
+use crate::link::{Link, Rejoined, Wanted, WantedStream};
 use crate::log::limited;
 use crate::memory::InterfaceSet;
 use crate::stats::{Count, PathKind};
@@ -164,7 +164,7 @@ impl Connection {
                 Some(error) => {
                     self.trace_settled(&chunk, End::Failed, Some(&error));
                     chunk.run.fail_now(error);
-                    self.settle(&chunk.run);
+                    self.settle(&chunk.run, None);
                 }
             }
         }
@@ -229,7 +229,7 @@ impl Connection {
                     self.count_landed(&chunk);
                 }
             }
-            self.settle(&chunk.run);
+            self.settle(&chunk.run, None);
         }
         self.give_back(known.again, again);
     }
@@ -382,6 +382,27 @@ impl Connection {
         let mut wanted: Vec<_> = addresses.collect();
         wanted.dedup();
         wanted.into_iter().map(Wanted::SignOfLife).collect()
+    }
+
+    /// Describes the stream that a lost lane needs, with the number of its next generation.
+    pub(super) fn wanted_stream(&self, lane: usize) -> Option<WantedStream> {
+        let lanes = self.lanes.load();
+        let lost = lanes.get(lane)?;
+        if self.has_ended() || !lost.is_down() {
+            return None;
+        }
+        let generation = self.next_generation[lane].fetch_add(1, Ordering::Relaxed);
+        Some(WantedStream {
+            connection: self.established.connection,
+            id: StreamId {
+                lane: lane as u16,
+                generation,
+            },
+            lanes: lanes.len(),
+            local: lost.local().ip(),
+            remote: lost.remote(),
+            is_last: lanes.iter().all(|lane| lane.is_down()),
+        })
     }
 
     /// Puts a new stream of a lane to use; returns false if the lane no longer needs it.

@@ -15,6 +15,7 @@ use tcpx_proto::lane::{self, ChunkId, Meaning, Violation};
 
 use super::ended::Ended;
 use super::event::Event;
+use super::payload::Beside;
 use super::receive::{Received, Receiver};
 use super::send::{Answer, Sender, Sent};
 use super::traced::LaneTrace;
@@ -70,6 +71,8 @@ pub(crate) struct Lane {
     pub(super) books: Mutex<Books>,
     /// True if something was added to the books (or may now leave them) since the last check.
     dirty: AtomicBool,
+    /// True if frames are queued that wait for others to leave with.
+    has_patient: AtomicBool,
     /// True if the kernel accepted no bytes at the last attempt.
     pub(super) blocked: AtomicBool,
     /// True while the worker drives this lane or watches its current driver.
@@ -104,28 +107,6 @@ pub(crate) struct Lane {
 /// Adds to a counter that only the holder of one lock changes; other threads may read it.
 pub(super) fn add_locked(counter: &AtomicU64, count: u64) {
     counter.store(counter.load(Ordering::Relaxed) + count, Ordering::Relaxed);
-}
-
-/// Shared view of payload that travels beside the stream.
-#[derive(Default)]
-pub(super) struct Beside {
-    /// True while the payload waits for something outside of this process.
-    waiting: AtomicBool,
-    /// Bytes moved.
-    moved: AtomicU64,
-}
-
-impl Beside {
-    pub(super) fn update(&self, waiting: bool, moved: u64) {
-        self.waiting.store(waiting, Ordering::Relaxed);
-        add_locked(&self.moved, moved);
-    }
-
-    /// Returns the bytes moved, if payload is waiting.
-    pub(super) fn moved(&self) -> Option<u64> {
-        let moved = self.moved.load(Ordering::Relaxed);
-        self.waiting.load(Ordering::Relaxed).then_some(moved)
-    }
 }
 
 impl Lane {
@@ -173,6 +154,7 @@ impl Lane {
                 },
             ),
             dirty: AtomicBool::new(false),
+            has_patient: AtomicBool::new(false),
             blocked: AtomicBool::new(false),
             in_care: AtomicBool::new(false),
             staging_out: AtomicBool::new(false),
@@ -340,7 +322,17 @@ impl Lane {
     /// Returns whether work is left that nothing will signal: a thread that stops driving the lane
     /// must make sure that another continues.
     pub(super) fn is_unfinished(&self) -> bool {
-        self.is_staging() || self.is_blocked() || self.is_dirty()
+        self.is_urgent() || self.has_patient()
+    }
+
+    /// Returns whether work is left besides frames that wait for others.
+    pub(super) fn is_urgent(&self) -> bool {
+        self.is_staging() || self.is_blocked() || self.dirty.load(Ordering::Acquire)
+    }
+
+    /// Returns whether frames are queued that wait for others to leave with.
+    pub(super) fn has_patient(&self) -> bool {
+        self.has_patient.load(Ordering::Acquire)
     }
 
     /// Returns whether the worker drives this lane or watches its current driver.
@@ -357,7 +349,7 @@ impl Lane {
 
     /// Returns whether frames are queued that no thread is sending.
     pub(super) fn is_dirty(&self) -> bool {
-        self.dirty.load(Ordering::Acquire)
+        self.dirty.load(Ordering::Acquire) || self.has_patient()
     }
 
     pub(super) fn mark_dirty(&self) {
@@ -368,6 +360,13 @@ impl Lane {
     pub(super) fn push_control(&self, encode: impl FnOnce(&mut Vec<u8>)) {
         self.books.lock().lane.push_control(encode);
         self.mark_dirty();
+    }
+
+    /// Queues a small frame that waits for others to leave with. The calling thread drives the lane:
+    /// it looks for such frames before it leaves.
+    pub(super) fn push_patient(&self, encode: impl FnOnce(&mut Vec<u8>)) {
+        self.books.lock().lane.push_control(encode);
+        self.has_patient.store(true, Ordering::SeqCst);
     }
 
     /// Queues a ping, unless that would exceed the peer's limit for unanswered pings.
@@ -443,6 +442,7 @@ impl Lane {
         for _ in 0..budget {
             // Cleared before the check, so that frames added during the step cause another one.
             self.dirty.store(false, Ordering::SeqCst);
+            self.has_patient.store(false, Ordering::SeqCst);
             let Some(mut sender) = self.sender.try_lock() else {
                 // The holder checks `dirty` again after it releases the lock.
                 self.mark_dirty();

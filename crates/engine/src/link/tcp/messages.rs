@@ -4,6 +4,7 @@
 //! kept until the peer has received it: when the carrier is lost, all messages that the peer may
 //! not have received are sent again on another lane. The receiver drops duplicates.
 
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -25,6 +26,15 @@ pub(super) struct Messages {
     out: Mutex<Out>,
     /// Index of the current or last carrier, as a hint that needs no lock.
     carrier: AtomicUsize,
+}
+
+/// What became of a queued message.
+#[derive(Default)]
+struct Queued {
+    /// True if it waits for other frames, which take it along.
+    waits: bool,
+    /// Bytes of messages that the peer may not have received.
+    kept: usize,
 }
 
 struct Out {
@@ -60,12 +70,12 @@ impl Messages {
         self.out.lock().outbox.bytes()
     }
 
-    /// Queues a message and inserts its number.
-    /// Returns the bytes of messages that the peer may not have received.
-    fn push(&self, encode: impl FnOnce(&mut Vec<u8>)) -> usize {
+    /// Queues a message and inserts its number. If messages travel on the lane `patient`, this one
+    /// waits there for other frames; otherwise it must be sent.
+    fn push(&self, patient: Option<&Lane>, encode: impl FnOnce(&mut Vec<u8>)) -> Queued {
         let mut out = self.out.lock();
         if out.closed {
-            return 0;
+            return Queued::default();
         }
         let Out {
             outbox, carrier, ..
@@ -74,17 +84,26 @@ impl Messages {
             encode(frame);
             Header::set_number(frame, number);
         });
+        let carrier = carrier.as_deref();
+        let waits = carrier.is_some_and(|lane| patient.is_some_and(|own| ptr::eq(lane, own)));
         if let Some(lane) = carrier {
             // If the lane was closed meanwhile, the closing thread sends the message again.
-            lane.push_control(|queue| queue.extend_from_slice(frame));
+            let encode = |queue: &mut Vec<u8>| queue.extend_from_slice(frame);
+            match waits {
+                true => lane.push_patient(encode),
+                false => lane.push_control(encode),
+            }
         }
-        outbox.bytes()
+        Queued {
+            waits,
+            kept: outbox.bytes(),
+        }
     }
 
     /// Reports that this side has taken a stream apart. If the stream carried messages, `next`
     /// becomes the carrier, and all messages are sent again.
     pub(super) fn tell_down(&self, stream: StreamId, endings: &[Ending], next: Option<Arc<Lane>>) {
-        self.push(|frame| down::encode(frame, stream, 0, endings));
+        self.push(None, |frame| down::encode(frame, stream, 0, endings));
         let mut out = self.out.lock();
         let is_carrier = |lane: &Arc<Lane>| lane.id() == stream;
         if out.carrier.take_if(|lane| is_carrier(lane)).is_some() || out.carrier.is_none() {
@@ -127,21 +146,27 @@ impl Messages {
 impl Connection {
     /// Queues a message and sends it if that is possible at once.
     pub(super) fn message(&self, encode: impl FnOnce(&mut Vec<u8>)) {
-        self.messages.push(encode);
+        self.messages.push(None, encode);
         self.send_messages();
     }
 
     /// Like [`Connection::message`], for a message that the peer causes and that cannot be refused.
     /// A peer that never reads such messages loses its connection.
     pub(super) fn message_owed(&self, encode: impl FnOnce(&mut Vec<u8>)) {
-        let bytes = self.messages.push(encode);
+        self.queue_owed(None, encode);
+        self.send_messages();
+    }
+
+    /// Queues a message that the peer causes; returns whether it waits for other frames.
+    fn queue_owed(&self, patient: Option<&Lane>, encode: impl FnOnce(&mut Vec<u8>)) -> bool {
+        let Queued { waits, kept: bytes } = self.messages.push(patient, encode);
         // Twice the limit for applications, which must not use up the room of these messages.
         if bytes > 2 * self.context.quota.of_a_peer() {
             let peer = self.above.name().to_owned();
             let cause = LostCause::NotReading { bytes };
             self.end_with(Error::PeerLost { peer, cause });
         }
-        self.send_messages();
+        waits
     }
 
     pub(super) fn send_messages(&self) {
@@ -157,7 +182,20 @@ impl Connection {
         }
     }
 
+    /// Sends a notification, of a transfer or (0) without one.
     pub(super) fn send_notify(&self, transfer: u64, message: &[u8]) {
+        self.queue_notify(transfer, message, None);
+        self.send_messages();
+    }
+
+    /// Queues a notification; returns whether it waits for other frames of the lane `patient`. If
+    /// not, it must be sent.
+    pub(super) fn queue_notify(
+        &self,
+        transfer: u64,
+        message: &[u8],
+        patient: Option<&Lane>,
+    ) -> bool {
         self.above.counters().notified(message.len());
         let header = Header {
             payload: message.len() as u64,
@@ -167,12 +205,16 @@ impl Connection {
             header.encode(out);
             out.extend_from_slice(message);
         };
-        if transfer == 0 {
+        let waits = if transfer == 0 {
             // The application was told when too many notifications were queued.
-            self.message(encode);
+            self.messages.push(patient, encode).waits
         } else {
-            self.message_owed(encode);
+            self.queue_owed(patient, encode)
+        };
+        if waits {
+            self.context.note_patient();
         }
+        waits
     }
 
     /// Delivers a message, unless it was already delivered from another lane.

@@ -29,7 +29,6 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use tcpx_proto::connection::Losses;
-use tcpx_proto::frame::down::StreamId;
 use tcpx_proto::frame::{Header, Kind, Status};
 use tcpx_proto::handshake::{Established, Features, RejectCode};
 use tcpx_proto::info::ConnectionInfo;
@@ -402,6 +401,13 @@ impl Link for Connection {
         }
     }
 
+    fn hurry(&self) {
+        let lanes = self.lanes.load();
+        if lanes.iter().any(|lane| lane.has_patient()) {
+            self.send_messages();
+        }
+    }
+
     fn hand_over(&self) {
         self.context.desk.hand_over();
         for lane in self.lanes.load().iter() {
@@ -444,23 +450,7 @@ impl Link for Connection {
     }
 
     fn wanted_stream(&self, lane: usize) -> Option<WantedStream> {
-        let lanes = self.lanes.load();
-        let lost = lanes.get(lane)?;
-        if self.has_ended() || !lost.is_down() {
-            return None;
-        }
-        let generation = self.next_generation[lane].fetch_add(1, Ordering::Relaxed);
-        Some(WantedStream {
-            connection: self.established.connection,
-            id: StreamId {
-                lane: lane as u16,
-                generation,
-            },
-            lanes: lanes.len(),
-            local: lost.local().ip(),
-            remote: lost.remote(),
-            is_last: lanes.iter().all(|lane| lane.is_down()),
-        })
+        Self::wanted_stream(self, lane)
     }
 
     fn adopt(&self, rejoined: Rejoined) -> bool {

@@ -1,9 +1,13 @@
-//! The payload of a frame that is being received, and its destination.
+//! Payload: that of a frame being received, with its destination, and that which travels beside
+//! the stream.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tcpx_proto::frame::{Header, Kind, Status};
 use tcpx_proto::lane::ChunkId;
 
 use super::Connection;
+use super::lane::add_locked;
 use crate::carrier::Way;
 use crate::carrier::comm::Target;
 use crate::error::Error;
@@ -139,5 +143,27 @@ impl Target for Incoming {
             // The payload may have had a destination before.
             _ => true,
         }
+    }
+}
+
+/// Shared view of payload that travels beside the stream.
+#[derive(Default)]
+pub(super) struct Beside {
+    /// True while the payload waits for something outside of this process.
+    waiting: AtomicBool,
+    /// Bytes moved.
+    moved: AtomicU64,
+}
+
+impl Beside {
+    pub(super) fn update(&self, waiting: bool, moved: u64) {
+        self.waiting.store(waiting, Ordering::Relaxed);
+        add_locked(&self.moved, moved);
+    }
+
+    /// Returns the bytes moved, if payload is waiting.
+    pub(super) fn moved(&self) -> Option<u64> {
+        let moved = self.moved.load(Ordering::Relaxed);
+        self.waiting.load(Ordering::Relaxed).then_some(moved)
     }
 }

@@ -1,6 +1,7 @@
 //! Races and limits that no peer can trigger on purpose.
 
 mod near;
+mod patient;
 mod timeline;
 
 use std::sync::Arc;

@@ -63,36 +63,52 @@ impl Aborted {
         is_new
     }
 
-    /// Returns whether a run must wait, and keeps it if so. Closing must be visible to `is_closing`
-    /// before it takes what is held.
-    fn holds(&self, run: &Arc<Run>, is_closing: impl FnOnce() -> bool) -> bool {
+    /// Returns whether a run must wait, and keeps it if so, after a call of `note`. Closing must be
+    /// visible to `is_closing` before it takes what is held.
+    ///
+    /// # Errors
+    /// It must wait, and the session is closing: there is nobody to start it.
+    fn holds(
+        &self,
+        run: &Arc<Run>,
+        is_closing: impl FnOnce() -> bool,
+        note: impl FnOnce(),
+    ) -> Result<bool, Error> {
         if self.count.load(Ordering::Acquire) == 0 || run.plan.op != Op::Write {
-            return false;
+            return Ok(false);
         }
-        // Computed without the lock, which every posting takes meanwhile.
         run.plan.remote_ranges();
-        let known = self.writes.lock().aborted.clone();
-        for aborted in &known {
-            aborted.plan.remote_ranges();
-        }
+        let known = self.compute_ranges();
         let mut writes = self.writes.lock();
         // Runs that were aborted while they were held. Dropped without the lock: a run may be the
         // last holder of memory.
         let is_over = |held: &mut Held| has_ended(&held.run);
         let ended: Vec<_> = writes.held.extract_if(.., is_over).collect();
-        let blocker = match is_closing() {
-            true => None,
-            false => writes.blocker(run),
+        let outcome = match writes.blocker(run) {
+            None => Ok(false),
+            Some(_) if is_closing() => Err(Error::Closed),
+            Some(blocker) => {
+                // First: another thread may start the run at once.
+                run.note_wait();
+                note();
+                let run = Arc::clone(run);
+                writes.held.push(Held { run, blocker });
+                Ok(true)
+            }
         };
-        let is_held = blocker.is_some();
-        if let Some(blocker) = blocker {
-            run.note_wait();
-            let run = Arc::clone(run);
-            writes.held.push(Held { run, blocker });
-        }
         drop(writes);
         drop((ended, known));
-        is_held
+        outcome
+    }
+
+    /// Computes the ranges of the aborted WRITEs without the lock, which every posting takes
+    /// meanwhile. Returns them, since the last holder of a run must not drop it under the lock.
+    fn compute_ranges(&self) -> Vec<Arc<Run>> {
+        let known = self.writes.lock().aborted.clone();
+        for aborted in known.iter().filter(|run| !has_ended(run)) {
+            aborted.plan.remote_ranges();
+        }
+        known
     }
 
     /// Takes the runs that need not wait any more, in the order of their postings.
@@ -100,6 +116,8 @@ impl Aborted {
         // First: the end of a run that is not seen below is requested again. A swap, so that the
         // ends whose requests were saved are seen.
         self.is_requested.swap(false, Ordering::SeqCst);
+        let is_any_held = !self.writes.lock().held.is_empty();
+        let known = is_any_held.then(|| self.compute_ranges());
         let mut writes = self.writes.lock();
         // Dropped without the lock, as in `holds`.
         let mut ended: Vec<_> = writes
@@ -121,12 +139,14 @@ impl Aborted {
             }
         }
         drop(writes);
-        drop(ended);
+        drop((ended, known));
         free
     }
 
-    fn take_all(&self) -> Vec<Held> {
-        std::mem::take(&mut self.writes.lock().held)
+    /// Takes all runs that wait.
+    pub(super) fn take_all(&self) -> Vec<Arc<Run>> {
+        let held = std::mem::take(&mut self.writes.lock().held);
+        held.into_iter().map(|held| held.run).collect()
     }
 }
 
@@ -175,30 +195,30 @@ impl PeerShared {
     }
 
     /// Returns whether work must wait for the end of an aborted WRITE, and keeps it if so.
-    pub(super) fn holds(&self, core: &SessionCore, work: &Waiting) -> bool {
-        let Waiting::Run(run) = work else {
-            return false;
-        };
-        let is_held = self.aborted.holds(run, || core.is_closing());
-        if is_held {
-            self.trace_wait(run);
+    ///
+    /// # Errors
+    /// It must wait, and the session is closing.
+    pub(super) fn holds(&self, core: &SessionCore, work: &Waiting) -> Result<bool, Error> {
+        match work {
+            Waiting::Run(run) => {
+                let note = || self.trace_wait(run);
+                self.aborted.holds(run, || core.is_closing(), note)
+            }
+            Waiting::Notification(_) | Waiting::Send(_) => Ok(false),
         }
-        is_held
     }
 
     /// Starts the WRITEs that need not wait for an aborted one any more.
     pub(crate) fn release(self: &Arc<Self>, core: &SessionCore) {
-        for run in self.aborted.take_free() {
-            if let Err(error) = self.start(core, Waiting::Run(Arc::clone(&run))) {
-                run.fail_now(error);
-            }
+        for (run, error) in self.start_all(core, || self.aborted.take_free()) {
+            run.fail_now(error);
         }
     }
 
     /// Fails the WRITEs that wait for the end of an aborted one.
     pub(crate) fn fail_held(&self, error: &Error) {
-        for held in self.aborted.take_all() {
-            held.run.fail_now(error.clone());
+        for run in self.aborted.take_all() {
+            run.fail_now(error.clone());
         }
     }
 }
@@ -215,6 +235,11 @@ mod tests {
         run.fail_now(Error::Aborted);
     }
 
+    /// Returns whether a run is held while the session is open.
+    fn is_held(aborted: &Aborted, run: &Arc<Run>) -> bool {
+        aborted.holds(run, || false, || {}).unwrap()
+    }
+
     fn ids(runs: &[Arc<Run>]) -> Vec<*const Run> {
         runs.iter().map(Arc::as_ptr).collect()
     }
@@ -223,7 +248,7 @@ mod tests {
     fn only_writes_to_the_same_memory_wait() {
         let aborted = Aborted::new();
         let first = write(4096..8192);
-        assert!(!aborted.holds(&write(0..10_000), || false));
+        assert!(!is_held(&aborted, &write(0..10_000)));
         assert!(aborted.add(&first) && !aborted.add(&first));
         for (to, waits) in [
             (0..4096, false),
@@ -232,12 +257,14 @@ mod tests {
             (5000..5001, true),
             (8191..9000, true),
         ] {
-            assert_eq!(aborted.holds(&write(to.clone()), || false), waits, "{to:?}");
+            assert_eq!(is_held(&aborted, &write(to.clone())), waits, "{to:?}");
         }
-        assert!(!aborted.holds(&Arc::new(Run::untouched(1)), || false));
-        assert!(!aborted.holds(&write(5000..5001), || true));
+        assert!(!is_held(&aborted, &Arc::new(Run::untouched(1))));
+        let while_closing = |run| aborted.holds(&run, || true, || unreachable!("it is not kept"));
+        assert_eq!(while_closing(write(5000..5001)), Err(Error::Closed));
+        assert_eq!(while_closing(write(9000..9001)), Ok(false));
         end(&first);
-        assert!(!aborted.holds(&write(5000..5001), || false));
+        assert!(!is_held(&aborted, &write(5000..5001)));
     }
 
     #[test]
@@ -254,7 +281,7 @@ mod tests {
             write(10..20),
         ];
         for run in &held {
-            assert!(aborted.holds(run, || false));
+            assert!(is_held(&aborted, run));
         }
         assert!(aborted.take_free().is_empty());
         end(&blockers[0]);
@@ -284,13 +311,13 @@ mod tests {
         let blocker = write(0..100);
         aborted.add(&blocker);
         let held = write(0..100);
-        assert!(aborted.holds(&held, || false));
+        assert!(is_held(&aborted, &held));
         end(&held);
         // With the next posting, and without one.
-        assert!(aborted.holds(&write(1..2), || false));
+        assert!(is_held(&aborted, &write(1..2)));
         assert_eq!(Arc::strong_count(&held), 1);
         let held = write(0..100);
-        assert!(aborted.holds(&held, || false));
+        assert!(is_held(&aborted, &held));
         end(&held);
         assert!(aborted.take_free().is_empty());
         assert_eq!(Arc::strong_count(&held), 1);

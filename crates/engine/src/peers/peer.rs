@@ -223,21 +223,45 @@ impl PeerShared {
         core: &SessionCore,
         waiting: Waiting,
     ) -> Result<(), Error> {
-        if self.holds(core, &waiting) {
+        if self.holds(core, &waiting)? {
             return Ok(());
         }
         if let Some(link) = self.link() {
             waiting.start(self, &link);
             return Ok(());
         }
+        self.start_with(core, &mut self.state.lock(), waiting)
+    }
+
+    /// Starts the runs that `take` returns, as [`PeerShared::start`] does. Returns those that cannot
+    /// be started. Taking and starting happen under one lock: [`PeerShared::disconnect`] finds each
+    /// of them where it was, or where it goes.
+    pub(super) fn start_all(
+        self: &Arc<Self>,
+        core: &SessionCore,
+        take: impl FnOnce() -> Vec<Arc<Run>>,
+    ) -> Vec<(Arc<Run>, Error)> {
         let mut state = self.state.lock();
+        let mut start = |run: &Arc<Run>| {
+            let run = Waiting::Run(Arc::clone(run));
+            self.start_with(core, &mut state, run).err()
+        };
+        let refused = |run| start(&run).map(|error| (run, error));
+        take().into_iter().filter_map(refused).collect()
+    }
+
+    fn start_with(
+        self: &Arc<Self>,
+        core: &SessionCore,
+        state: &mut PeerState,
+        waiting: Waiting,
+    ) -> Result<(), Error> {
         // A connection may have been made in the meantime.
         if let Some(link) = self.link() {
-            drop(state);
             waiting.start(self, &link);
             return Ok(());
         }
-        self.begin_connect(core, &mut state)?;
+        self.begin_connect(core, state)?;
         if let Waiting::Notification(message) = &waiting {
             state.waiting_bytes += message.len();
         }
@@ -422,11 +446,14 @@ impl PeerShared {
 
     /// Ends all connections; work that waits for one fails as well.
     pub(crate) fn disconnect(&self, reason: &str, error: &Error) {
-        let waiting = self.state.lock().take_waiting();
+        let mut state = self.state.lock();
+        let mut waiting = state.take_waiting();
+        // Under the lock: held runs are started under it.
+        waiting.extend(self.aborted.take_all().into_iter().map(Waiting::Run));
+        drop(state);
         for waiting in waiting {
             waiting.fail(self, error);
         }
-        self.fail_held(error);
         for link in self.links() {
             link.close(reason, error.clone());
         }

@@ -83,7 +83,8 @@ impl Transfer {
     }
 
     /// Like [`Transfer::post`]; the peer receives `message` once every byte is in place: at the
-    /// peer for a WRITE, here for a READ.
+    /// peer for a WRITE, here for a READ. After a READ of up to 256 KiB it may leave up to two
+    /// milliseconds later, unless the transfer is dropped or notifications are taken before.
     ///
     /// While the connection lives, the message is delivered exactly once if the transfer ends as
     /// done, and not at all if it fails or is aborted. When the connection is lost, neither is
@@ -184,9 +185,9 @@ impl Transfer {
     /// Aborts the transfer. Never waits for the peer. When this returns, local memory is no longer
     /// read or written on behalf of the transfer. Bytes of a WRITE in flight may still land at the
     /// peer until the state is [`TransferState::Aborted`]; a WRITE that this session posts to the
-    /// same memory meanwhile starts after that, so that it has the last word. A transfer that ends
-    /// as aborted does not deliver its notification; one whose notification was already in flight
-    /// ends as done.
+    /// same memory meanwhile starts after that, so that it has the last word, unless the connection
+    /// is lost: then the abort ends without the peer's answer. A transfer that ends as aborted does
+    /// not deliver its notification; one whose notification was already in flight ends as done.
     pub fn abort(&self) {
         if !self.kind.is_current() {
             return;

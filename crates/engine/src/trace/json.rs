@@ -234,7 +234,7 @@ impl Json {
         let id = format!("{}.{}", record.session, record.transfer);
         let name = match record.value {
             Value::Text(text) => escaped(self.names.text(text)),
-            _ => "waits for a connection".into(),
+            _ => "waits to start".into(),
         };
         let phase = match record.kind {
             Kind::Posted => "b",

@@ -45,7 +45,7 @@ pub(crate) enum Kind {
     // Asynchronous events, which overlap.
     /// A transfer was posted.
     Posted,
-    /// A transfer waits for a connection.
+    /// A transfer waits for a connection, or for the end of an aborted one.
     Queued,
     /// A transfer has ended.
     Ended,

@@ -154,6 +154,7 @@ impl Completion {
         let mut ending = self.ending.lock();
         let is_in_time = !self.state().is_terminal();
         if is_in_time {
+            debug_assert!(ending.watcher.is_none(), "a second watcher");
             ending.watcher = Some(watcher);
         }
         is_in_time

@@ -1,10 +1,11 @@
 //! Aborted and failed transfers: memory is released at once, and none of them is reported as done.
 
-use tcpx::{ErrorKind, Op, Segment, TransferState};
+use tcpx::{ErrorKind, Op, Peer, Segment, TransferState};
 use tcpx_testkit::host::{done, fails, wait_for_silence, wait_for_traffic};
 use tcpx_testkit::pattern::REMOTE_POISON;
 use tcpx_testkit::{
-    Content, Copy, Expected, GUARD, Host, RemoteProcess, Setup, on_every_setup, wait_until,
+    Content, Copy, Expected, GUARD, Host, LocalMemory, RemoteMemory, RemoteProcess, Setup, Tracked,
+    on_every_setup, wait_until,
 };
 
 use super::MIB;
@@ -17,6 +18,8 @@ on_every_setup!(
     a_write_after_an_aborted_one_has_the_last_word,
     a_write_after_a_released_one_has_the_last_word,
     held_writes_end_with_their_peer,
+    held_writes_end_with_a_killed_peer,
+    held_writes_end_with_their_session,
     an_aborted_transfer_does_not_notify,
     a_failed_transfer_does_not_notify,
 );
@@ -258,18 +261,29 @@ fn a_write_after_a_released_one_has_the_last_word(setup: &Setup) {
     alice.verify_traffic(&peer, &bob, 1);
 }
 
+/// Posts a WRITE to a frozen peer that waits for the end of an aborted one.
+fn held_write(
+    alice: &Host,
+    bob: &RemoteProcess,
+    peer: &Peer,
+    (here, there): (&LocalMemory, &RemoteMemory),
+) -> Tracked {
+    let transfer = alice.endless(Op::Write, peer, here, &there.descriptor);
+    transfer.post().expect("posted");
+    wait_for_traffic(peer);
+    bob.freeze();
+    drop(transfer);
+    let held = alice.transfer(Op::Write, peer, here, there, &[Copy::new(0, 0, MIB)]);
+    held.post_with_notification(b"never").expect("posted");
+    held
+}
+
 fn held_writes_end_with_their_peer(setup: &Setup) {
     let alice = Host::open("alice", setup);
     let bob = RemoteProcess::open("bob", setup);
     let peer = alice.knows(&bob);
     let (here, there) = (alice.memory(MIB), bob.memory(MIB));
-    let transfer = alice.endless(Op::Write, &peer, &here, &there.descriptor);
-    transfer.post().expect("posted");
-    wait_for_traffic(&peer);
-    bob.freeze();
-    drop(transfer);
-    let held = alice.transfer(Op::Write, &peer, &here, &there, &[Copy::new(0, 0, MIB)]);
-    held.post_with_notification(b"never").expect("posted");
+    let held = held_write(&alice, &bob, &peer, (&here, &there));
     peer.disconnect();
     let error = fails(&held);
     assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
@@ -279,6 +293,31 @@ fn held_writes_end_with_their_peer(setup: &Setup) {
     done(&held);
     assert_eq!(bob.notification().message, b"now");
     alice.verify_traffic(&peer, &bob, 2);
+}
+
+/// The end of the connection ends the aborted WRITE; there is no other connection to start on.
+fn held_writes_end_with_a_killed_peer(setup: &Setup) {
+    let alice = Host::open("alice", setup);
+    let bob = RemoteProcess::open("bob", setup);
+    let peer = alice.knows(&bob);
+    let (here, there) = (alice.memory(MIB), bob.memory(MIB));
+    let held = held_write(&alice, &bob, &peer, (&here, &there));
+    bob.kill();
+    let error = fails(&held);
+    assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
+}
+
+fn held_writes_end_with_their_session(setup: &Setup) {
+    let alice = Host::open("alice", setup);
+    let bob = RemoteProcess::open("bob", setup);
+    let peer = alice.knows(&bob);
+    let (here, there) = (alice.memory(MIB), bob.memory(MIB));
+    let held = held_write(&alice, &bob, &peer, (&here, &there));
+    alice.session.close();
+    let error = fails(&held);
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    bob.thaw();
+    assert!(bob.notifications().is_empty());
 }
 
 fn an_aborted_transfer_does_not_notify(setup: &Setup) {

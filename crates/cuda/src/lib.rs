@@ -214,8 +214,8 @@ impl Debug for Current {
 pub trait Queue: Send {
     /// Starts copying `from` (this device's memory), back to back, to `to` (pinned).
     ///
-    /// A call of more than 65,536 pieces may wait for room in the queue's tables, piece by piece, and
-    /// so may a call of which the driver refuses a part.
+    /// A call of more than 65,536 pieces may wait for room in the queue's tables, piece by piece. So
+    /// may one that the kernel makes because the driver has refused a copy of the engine.
     ///
     /// # Safety
     ///

@@ -216,8 +216,7 @@ impl CudaQueue {
     }
 
     /// Starts copies of the engine: one call, or one for each allocation if the driver refuses rows
-    /// of several. Returns false if the kernel is better: nothing of these rows was started, or the
-    /// driver has refused a part of them.
+    /// of several. Returns false if the kernel must copy the whole list; some rows may be under way.
     fn start_rows(&mut self, direction: Move, rows: Rows, host: *mut u8) -> Result<bool, Error> {
         let code = self.start_call(direction, &rows, host);
         if code != sys::SUCCESS && rows.count > 1 {
@@ -236,7 +235,7 @@ impl CudaQueue {
         };
         let end_of = |address| extent(api, address).map(|(_, end)| end);
         let calls = parts(rows, end_of).take(most + 1).count();
-        // One part is all of it, which was refused for another reason.
+        // One part is what was refused, for another reason.
         if calls == 1 || calls > most {
             return Ok(false);
         }
@@ -252,8 +251,8 @@ impl CudaQueue {
         Ok(true)
     }
 
-    /// Starts the kernel for ranges of which the engine may be copying some already: waits for room,
-    /// since the caller must not learn that nothing was started.
+    /// Starts the kernel for ranges of which the engine may be copying some already. Waits for room:
+    /// `QueueFull` would tell the caller that nothing was started.
     #[cold]
     fn kernel_instead(
         &mut self,

@@ -8,8 +8,8 @@ use crate::Range;
 
 /// Minimum length of a row: with shorter ones the engine is slower than the kernel.
 const LEAST_ROW: usize = 256;
-/// Distances between rows are shorter. The driver refuses rows of several allocations, and those of
-/// a cache are usually longer: one block of each layer makes no rows.
+/// Exclusive upper limit of the distance. The driver refuses a call whose rows are in several
+/// allocations. Those of a cache are usually longer: this keeps the layers apart.
 const DISTANCES: usize = 2 << 20;
 /// Maximum distance as a multiple of the length. Rows that are so sparse were measured to be as fast
 /// as dense ones; nothing is known of sparser ones.
@@ -68,7 +68,7 @@ impl Rows {
         // Wrapping: ranges may be of another process, which can describe any.
         let last = address.wrapping_add((self.count - 1).wrapping_mul(self.distance));
         let distance = range.address.wrapping_sub(last);
-        // Adjacent ranges may be of two allocations. As rows they would be one copy across both.
+        // Ranges that touch may be of two allocations, so they stay separate calls.
         let is_next = range.len == len
             && len < distance
             && match self.count {
@@ -128,11 +128,12 @@ pub(crate) fn is_for_engine(ranges: &[Range]) -> bool {
     ranges.len() <= most || rows(ranges.iter().copied()).take(most + 1).count() <= most
 }
 
-/// Returns how many calls of the copy engine for so many bytes are better than the kernel. Rounds up:
-/// a slot with chunks of a little less than the average each, since no block is cut, counts as full.
+/// Returns how many calls of the copy engine for so many bytes are better than the kernel. Rounds up,
+/// since chunks of whole blocks are a little shorter than they may be; and allows one more, since a
+/// chunk that begins and ends within long runs has a part of each.
 pub(crate) fn most_calls(bytes: u64) -> usize {
-    let calls = usize::try_from(bytes.div_ceil(LEAST_AVERAGE as u64)).unwrap_or(usize::MAX);
-    calls.max(MOST_CALLS)
+    let full = usize::try_from(bytes.div_ceil(LEAST_AVERAGE as u64)).unwrap_or(usize::MAX);
+    full.saturating_add(1).max(MOST_CALLS)
 }
 
 #[cfg(test)]
@@ -207,6 +208,12 @@ mod tests {
             (0..128).map(|i| range(start(i), 1 << 14)).collect()
         };
         assert!(is_for_engine(&runs(8)));
+        // The same, from the middle of a run to the middle of another: a part of each, and seven.
+        let cut: Vec<_> = (8..136)
+            .map(|i| range(i / 16 * 100 + i * (1 << 15), 1 << 14))
+            .collect();
+        assert_eq!(found(&cut).len(), 9);
+        assert!(is_for_engine(&cut));
         assert!(!is_for_engine(&runs(16)));
         assert!(is_for_engine(&at_distance(512, 256, 8192)));
         assert!(!is_for_engine(&at_distance(400, 200, 8192)));

@@ -16,8 +16,8 @@ use crate::error::Side;
 /// Length from which the copy engine is as fast for several ranges as for one.
 const LONG: usize = 256 << 10;
 
-/// Sorts pieces of one group by their addresses on a device, if most bytes are in long ranges or
-/// rows there afterwards and are not yet; otherwise leaves them as they are. The receiving side is
+/// Sorts pieces of one group by their addresses on a device, if most bytes are in long runs there
+/// afterwards and are not yet; otherwise leaves them as they are. The receiving side is
 /// tried first: it often decodes meanwhile. Host memory does not count: a host handles scattered
 /// blocks well, and sorting takes time.
 pub(super) fn arrange(pieces: &mut [Piece], group: &Group, op: Op) {
@@ -26,43 +26,55 @@ pub(super) fn arrange(pieces: &mut [Piece], group: &Group, op: Op) {
         Op::Write => [Side::Remote, Side::Local],
     };
     let on_devices = || sides.into_iter().filter(|side| group.is_on_device(*side));
-    if on_devices().any(|side| is_mostly_long(pieces, side)) {
+    if on_devices().any(|side| is_mostly_long(pieces.iter(), side)) {
         return;
     }
     for side in on_devices() {
         if pieces.is_sorted_by_key(|piece| piece.start(side)) {
             continue;
         }
-        let sorted = sorted(pieces, side);
-        if is_mostly_long(&sorted, side) {
+        let order = order_of(pieces, side);
+        let in_order = order.iter().map(|&(_, index)| &pieces[index as usize]);
+        if is_mostly_long(in_order.clone(), side) {
+            let sorted: Vec<_> = in_order.copied().collect();
             return pieces.copy_from_slice(&sorted);
         }
     }
 }
 
-/// Returns pieces in the order of their addresses.
-fn sorted(pieces: &[Piece], side: Side) -> Vec<Piece> {
-    // Short keys: pieces are long, and are moved once.
+/// Returns the addresses of pieces in ascending order, and the pieces' indices. Sorts short keys:
+/// pieces are long.
+fn order_of(pieces: &[Piece], side: Side) -> Vec<(u64, u32)> {
     let starts = pieces.iter().map(|piece| piece.start(side));
     let mut order: Vec<_> = starts.zip(0_u32..).collect();
     order.sort_unstable();
-    let in_order = order.iter().map(|&(_, index)| pieces[index as usize]);
-    in_order.collect()
+    order
 }
 
-/// Returns whether at least half of the bytes are in ranges, or rows of them, that are long, or half
-/// of everything.
-fn is_mostly_long(pieces: &[Piece], side: Side) -> bool {
-    let ranges = || {
-        let ranges = pieces.chunk_by(|a, b| a.touches(b, side));
-        tcpx_cuda::rows(ranges.map(|range| Range {
-            address: range[0].start(side) as usize,
-            len: range.iter().map(|piece| piece.local.len()).sum(),
-        }))
-    };
-    let half = ranges().map(|rows| rows.len()).sum::<usize>().div_ceil(2);
-    let long = ranges().map(|rows| rows.len());
-    long.filter(|len| *len >= LONG.min(half)).sum::<usize>() >= half
+/// Returns whether at least half of the bytes are in long runs: in adjacent or equally distant
+/// pieces of 256 KiB together, or of half of everything if that is less.
+fn is_mostly_long<'a>(pieces: impl Iterator<Item = &'a Piece> + Clone, side: Side) -> bool {
+    let bytes = pieces.clone().map(|piece| piece.local.len()).sum::<usize>();
+    let half = bytes.div_ceil(2);
+    let runs = tcpx_cuda::rows(ranges(pieces, side)).map(|rows| rows.len());
+    runs.filter(|len| *len >= LONG.min(half)).sum::<usize>() >= half
+}
+
+/// Joins consecutive pieces that are adjacent on one side.
+fn ranges<'a>(pieces: impl Iterator<Item = &'a Piece>, side: Side) -> impl Iterator<Item = Range> {
+    let mut pieces = pieces.peekable();
+    std::iter::from_fn(move || {
+        let mut last = pieces.next()?;
+        let mut range = Range {
+            address: last.start(side) as usize,
+            len: last.local.len(),
+        };
+        while let Some(next) = pieces.next_if(|next| last.touches(next, side)) {
+            range.len += next.local.len();
+            last = next;
+        }
+        Some(range)
+    })
 }
 
 #[cfg(test)]
@@ -266,8 +278,8 @@ mod tests {
             let mut arranged = given.clone();
             arrange(&mut arranged, &group, op);
             for side in [Side::Local, Side::Remote] {
-                if group.is_on_device(side) && is_mostly_long(&given, side) {
-                    prop_assert!(is_mostly_long(&arranged, side));
+                if group.is_on_device(side) && is_mostly_long(given.iter(), side) {
+                    prop_assert!(is_mostly_long(arranged.iter(), side));
                 }
             }
             let sorted = |pieces: &[Piece]| {

@@ -129,6 +129,7 @@ impl Inherited<'_> {
             refused("notify", session.notify(peer, b"never"))?;
             refused("connect", peer.connect(second))?;
             refused("round_trip", peer.round_trip(0, second))?;
+            refused("flush", peer.flush(second))?;
             nothing("is_connected", !peer.is_connected())?;
             nothing("lanes", peer.lanes().is_empty())?;
             peer.disconnect();

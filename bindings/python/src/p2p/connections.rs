@@ -136,9 +136,9 @@ impl Connections {
             bdf: bdf.to_owned(),
         };
         session.notify(&peer, &hello.encode())?;
-        // The answer follows the announcement: a process that ends right after connecting has been
-        // heard. A peer that does not answer is gone, which the first transfer will report.
-        let _ = peer.round_trip(0, ANSWER);
+        // A process that ends right after connecting has been heard. A peer that does not answer is
+        // gone, which the first transfer will report.
+        let _ = peer.flush(ANSWER);
         // The lowest bit tells whether the sender made the connection.
         let connection = Connection::new(peer, number << 1, number << 1 | 1);
         if self.passive.load(Ordering::Relaxed) {

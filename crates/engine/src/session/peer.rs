@@ -98,6 +98,19 @@ impl Peer {
         Ok(rtt)
     }
 
+    /// Waits until the peer's session has received every notification that this session has sent to
+    /// it, which does not involve the peer's application. Call this, or
+    /// [`Session::close`](crate::Session::close), before the process ends.
+    ///
+    /// # Errors
+    /// The peer is not connected, is lost, or does not answer within `timeout`.
+    pub fn flush(&self, timeout: Duration) -> Result<(), Error> {
+        self.check()?;
+        let link = self.shared.link();
+        let link = link.ok_or_else(|| Error::PeerNotConnected(self.name().to_owned()))?;
+        link.flush(timeout)
+    }
+
     /// Refuses a call in a forked child.
     pub(super) fn check(&self) -> Result<(), Error> {
         Ok(self.core.check()?)

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::Connection;
 use super::lane::Lane;
+use crate::error::Error;
 use crate::link;
 use crate::sync::{Condvar, Mutex, Rank};
 use crate::transfer::deadline;
@@ -70,6 +71,30 @@ impl Connection {
         }
         let answered = waiting.remove(&token).flatten()?;
         Some(answered.duration_since(start))
+    }
+
+    /// Sends a ping behind the queued messages and waits for the answer. If the lane is lost
+    /// meanwhile, the next carrier gets another one.
+    pub(super) fn ping_messages(&self, timeout: Duration) -> Option<()> {
+        const PAUSE: Duration = Duration::from_millis(5);
+        let until = deadline(timeout);
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if self.ping(self.messages.carrier(), left).is_some() {
+                return Some(());
+            }
+            if self.has_ended() || left.is_zero() {
+                return None;
+            }
+            // No lane may be left at present.
+            std::thread::sleep(PAUSE.min(left));
+        }
+    }
+
+    /// Returns why a ping has no answer.
+    pub(super) fn unanswered(&self, what: &'static str, after: Duration) -> Error {
+        let late = Error::Timeout { what, after };
+        self.end.get().cloned().unwrap_or(late)
     }
 
     /// Queues a ping on each live lane, behind all queued frames.

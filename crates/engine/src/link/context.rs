@@ -1,7 +1,7 @@
 //! State that all links of a session share.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use super::desk::Desk;
 use super::same_host::Grants;
@@ -35,7 +35,9 @@ pub(crate) struct Context {
     /// Grants to neighbours that may still touch memory.
     grants: Mutex<Vec<Arc<Grants>>>,
     next_id: AtomicU64,
-    /// True if frames may be queued that wait for others to leave with.
+    /// Links with frames that may still wait for others to leave with.
+    patient: Mutex<Vec<Weak<dyn Link>>>,
+    /// True if there are such links: every call of the application looks at this.
     has_patient: AtomicBool,
 }
 
@@ -63,6 +65,7 @@ impl Context {
             links: Mutex::new(Rank::Links, Vec::new()),
             grants: Mutex::new(Rank::Links, Vec::new()),
             next_id: AtomicU64::new(1),
+            patient: Mutex::new(Rank::Leaf, Vec::new()),
             has_patient: AtomicBool::new(false),
         });
         let users: Arc<dyn Users> = Arc::clone(&context) as Arc<dyn Users>;
@@ -75,18 +78,27 @@ impl Context {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Records that a frame waits for others to leave with.
-    pub(crate) fn note_patient(&self) {
+    /// Records that a frame of a link waits for others to leave with.
+    pub(super) fn note_patient(&self, link: Weak<dyn Link>) {
+        // The frame is supervised from now on, as if it had been sent.
+        self.control.stay_awake();
+        let mut patient = self.patient.lock();
+        if !patient.iter().any(|known| known.ptr_eq(&link)) {
+            patient.push(link);
+        }
         self.has_patient.store(true, Ordering::Release);
     }
 
-    /// Sends frames that wait for others to leave with: the application is done with a transfer, or
-    /// may wait for the peer's answer.
+    /// Sends frames that wait for others to leave with. The application's calls do this: it goes on
+    /// with something else, or may wait for the peer's answer.
     pub(crate) fn hurry(&self) {
-        if self.has_patient.load(Ordering::Relaxed)
-            && self.has_patient.swap(false, Ordering::Acquire)
-        {
-            for link in self.links() {
+        while self.has_patient.load(Ordering::Relaxed) {
+            let mut patient = self.patient.lock();
+            let link = patient.pop();
+            self.has_patient
+                .store(!patient.is_empty(), Ordering::Release);
+            drop(patient);
+            if let Some(link) = link.and_then(|link| link.upgrade()) {
                 link.hurry();
             }
         }

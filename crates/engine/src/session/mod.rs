@@ -324,7 +324,9 @@ impl Session {
         let core = self.core_with(peer)?;
         core.check_open()?;
         check_message(core, message)?;
-        peer.shared.notify(core, message)
+        peer.shared.notify(core, message)?;
+        core.context().hurry();
+        Ok(())
     }
 
     /// Takes all notifications that have arrived, oldest first. Never waits.

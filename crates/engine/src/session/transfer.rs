@@ -83,8 +83,9 @@ impl Transfer {
     }
 
     /// Like [`Transfer::post`]; the peer receives `message` once every byte is in place: at the
-    /// peer for a WRITE, here for a READ. After a READ of up to 256 KiB it may leave up to two
-    /// milliseconds later, unless the transfer is dropped or notifications are taken before.
+    /// peer for a WRITE, here for a READ. After a READ of up to 256 KiB that the caller polls, it
+    /// leaves with the caller's next call: any post, poll, wait, drop of a transfer, or look for
+    /// notifications of this session; or within two milliseconds if there is none.
     ///
     /// While the connection lives, the message is delivered exactly once if the transfer ends as
     /// done, and not at all if it fails or is aborted. When the connection is lost, neither is
@@ -109,6 +110,7 @@ impl Transfer {
         if !self.kind.is_current() {
             return TransferState::Failed;
         }
+        self.peer.core.context().hurry();
         let Some(active) = self.active() else {
             return TransferState::Prepared;
         };
@@ -137,6 +139,7 @@ impl Transfer {
         let Some(active) = self.active() else {
             return Err(Error::NotPosted);
         };
+        self.peer.core.context().hurry();
         let until = deadline(timeout);
         if active.is_short() {
             // The transfer ends before a sleep would have begun.
@@ -280,6 +283,9 @@ impl Transfer {
         }
         *current = Some(run);
         self.fruitless.store(0, Ordering::Relaxed);
+        drop(current);
+        // What waits for frames to this peer has left with the run.
+        core.context().hurry();
         Ok(())
     }
 

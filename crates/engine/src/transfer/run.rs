@@ -163,8 +163,8 @@ impl Run {
         self.has_waited.store(true, Ordering::Relaxed);
     }
 
-    /// Ends a run that has no chunks in flight. On success, `notify` sends its notification and
-    /// `measure` gets its duration, if that says how fast the path is, before it counts as done.
+    /// Ends a run that has no chunks in flight. On success, `notify` sends or queues its
+    /// notification, and `measure` gets its duration, if that says how fast the path is, before it counts as done.
     pub(crate) fn conclude(&self, notify: impl FnOnce(&[u8]), measure: impl FnOnce(Duration)) {
         if !self.completion.decide() {
             self.conclude_failed();

@@ -271,6 +271,10 @@ impl Connection {
                 }
                 continue;
             };
+            if lane.index() != self.messages.carrier() {
+                // A notification that rides along must not overtake one that waits.
+                self.hurry();
+            }
             run.lane.store(lane.index(), Ordering::Relaxed);
             let near = self.near_lanes(run, &lanes);
             if run.plan.len() > 1 {

@@ -212,7 +212,7 @@ impl Connection {
             self.queue_owed(patient, encode)
         };
         if waits {
-            self.context.note_patient();
+            self.context.note_patient(self.this.clone());
         }
         waits
     }

@@ -3,6 +3,7 @@
 mod near;
 mod patient;
 mod timeline;
+mod undriven;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,8 +14,9 @@ use tcpx_net::{Cursor, Listener, SocketOptions, Stream};
 use tcpx_proto::frame::down::StreamId;
 use tcpx_proto::frame::{FLAG_COMM, Header, Kind};
 
+use self::undriven::{undriven, undriven_lanes};
 use super::drive::BUDGET;
-use super::{Connection, Lane, Windows};
+use super::{Connection, Lane};
 
 use crate::carrier::comm::RawLane;
 use crate::link::{Link, Rejoined};
@@ -211,41 +213,6 @@ fn caller_that_stops_polling_leaves_no_work_behind() {
             served.wait(LONG).unwrap();
         });
     }
-}
-
-/// Makes a connection with one lane that only the test drives, with these bytes already received,
-/// and the other end of the stream.
-fn undriven(pair: &Pair, early: Vec<u8>) -> (Arc<Connection>, Stream) {
-    let of = connection(pair.alice.core());
-    let options = SocketOptions {
-        buffer_bytes: 64 << 10,
-        dead_after: LONG,
-    };
-    let listener = Listener::bind(([127, 0, 0, 1], 0).into(), &options).unwrap();
-    let stream = Stream::connect(listener.local_addr().unwrap(), None, &options).unwrap();
-    let mut far = None;
-    wait_until("the lane is connected", || {
-        far = listener.accept().ok();
-        far.is_some()
-    });
-    let far = far.unwrap().0;
-    let windows = Windows::new(&of.context, &of.established, 1);
-    let worker = Arc::clone(&of.lanes.load()[0].worker);
-    let id = StreamId {
-        lane: 0,
-        generation: 0,
-    };
-    let raw = RawLane { stream, early };
-    let lane = Lane::new(id, raw, None, windows, worker, &of.context).unwrap();
-    // Never started.
-    let connection = Connection::new(
-        Arc::clone(&of.context),
-        Arc::clone(&of.above),
-        of.established.clone(),
-        windows,
-        vec![lane],
-    );
-    (connection, far)
 }
 
 /// Bytes that arrived after the handshake are handled although nothing follows.

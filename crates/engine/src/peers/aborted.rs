@@ -30,6 +30,8 @@ pub(super) struct Aborted {
 struct Writes {
     aborted: Vec<Arc<Run>>,
     held: Vec<Held>,
+    /// Lengths of the lists at which runs that have ended are dropped from them.
+    limits: (usize, usize),
 }
 
 /// A WRITE that waits.
@@ -39,8 +41,22 @@ struct Held {
     blocker: Arc<Run>,
 }
 
+/// Maximum number of runs that are started under one lock of the peer's state.
+const BATCH: usize = 64;
+
 fn has_ended(run: &Run) -> bool {
     run.completion.state().is_terminal()
+}
+
+/// Removes what is over from a list that has doubled since the last time, or reached [`BATCH`].
+/// Returns it: the last holder of a run must not drop it under a lock.
+fn prune<T>(list: &mut Vec<T>, limit: &mut usize, is_over: impl Fn(&mut T) -> bool) -> Vec<T> {
+    if list.len() < (*limit).max(BATCH) {
+        return Vec::new();
+    }
+    let over = list.extract_if(.., is_over).collect();
+    *limit = 2 * list.len();
+    over
 }
 
 impl Aborted {
@@ -52,15 +68,22 @@ impl Aborted {
         }
     }
 
-    /// Adds an aborted WRITE; returns false if it is known.
+    /// Adds an aborted WRITE; returns false if it was added before.
     fn add(&self, run: &Arc<Run>) -> bool {
-        let mut writes = self.writes.lock();
-        let is_new = !writes.aborted.iter().any(|known| Arc::ptr_eq(known, run));
-        if is_new {
-            writes.aborted.push(Arc::clone(run));
-            self.count.store(writes.aborted.len(), Ordering::Release);
+        if !run.note_abort() {
+            return false;
         }
-        is_new
+        let mut writes = self.writes.lock();
+        let Writes {
+            aborted, limits, ..
+        } = &mut *writes;
+        // The control thread does this as well, but may be busy.
+        let over = prune(aborted, &mut limits.0, |run| has_ended(run));
+        aborted.push(Arc::clone(run));
+        self.count.store(aborted.len(), Ordering::Release);
+        drop(writes);
+        drop(over);
+        true
     }
 
     /// Returns whether a run must wait, and keeps it if so, after a call of `note`. Closing must be
@@ -77,18 +100,19 @@ impl Aborted {
         if self.count.load(Ordering::Acquire) == 0 || run.plan.op != Op::Write {
             return Ok(false);
         }
+        let Some(known) = self.compute_ranges() else {
+            return Ok(false);
+        };
         run.plan.remote_ranges();
-        let known = self.compute_ranges();
         let mut writes = self.writes.lock();
-        // Runs that were aborted while they were held. Dropped without the lock: a run may be the
-        // last holder of memory.
-        let is_over = |held: &mut Held| has_ended(&held.run);
-        let ended: Vec<_> = writes.held.extract_if(.., is_over).collect();
+        // Runs that were aborted while they were held.
+        let Writes { held, limits, .. } = &mut *writes;
+        let over = prune(held, &mut limits.1, |held| has_ended(&held.run));
         let outcome = match writes.blocker(run) {
             None => Ok(false),
             Some(_) if is_closing() => Err(Error::Closed),
             Some(blocker) => {
-                // First: another thread may start the run at once.
+                // First: the run may be started once the lock is released.
                 run.note_wait();
                 note();
                 let run = Arc::clone(run);
@@ -97,49 +121,55 @@ impl Aborted {
             }
         };
         drop(writes);
-        drop((ended, known));
+        drop((over, known));
         outcome
     }
 
     /// Computes the ranges of the aborted WRITEs without the lock, which every posting takes
-    /// meanwhile. Returns them, since the last holder of a run must not drop it under the lock.
-    fn compute_ranges(&self) -> Vec<Arc<Run>> {
-        let known = self.writes.lock().aborted.clone();
-        for aborted in known.iter().filter(|run| !has_ended(run)) {
-            aborted.plan.remote_ranges();
+    /// meanwhile. Returns the WRITEs for which that was necessary, to be dropped without a lock; or
+    /// `None` if all have ended.
+    fn compute_ranges(&self) -> Option<Vec<Arc<Run>>> {
+        let mut is_any_left = false;
+        let mut unknown = Vec::new();
+        for run in &self.writes.lock().aborted {
+            if !has_ended(run) {
+                is_any_left = true;
+                if !run.plan.knows_remote_ranges() {
+                    unknown.push(Arc::clone(run));
+                }
+            }
         }
-        known
+        for run in &unknown {
+            run.plan.remote_ranges();
+        }
+        is_any_left.then_some(unknown)
     }
 
-    /// Takes the runs that need not wait any more, in the order of their postings.
-    fn take_free(&self) -> Vec<Arc<Run>> {
+    /// Takes runs that need not wait any more, at most [`BATCH`], in the order of their postings.
+    /// Adds what is not needed any more to `over`, to be dropped without a lock.
+    fn take_free(&self, over: &mut Vec<Arc<Run>>) -> Vec<Arc<Run>> {
         // First: the end of a run that is not seen below is requested again. A swap, so that the
         // ends whose requests were saved are seen.
         self.is_requested.swap(false, Ordering::SeqCst);
-        let is_any_held = !self.writes.lock().held.is_empty();
-        let known = is_any_held.then(|| self.compute_ranges());
         let mut writes = self.writes.lock();
-        // Dropped without the lock, as in `holds`.
-        let mut ended: Vec<_> = writes
-            .aborted
-            .extract_if(.., |run| has_ended(run))
-            .collect();
+        over.extend(writes.aborted.extract_if(.., |run| has_ended(run)));
         self.count.store(writes.aborted.len(), Ordering::Release);
         let mut free = Vec::new();
-        for Held { run, blocker } in std::mem::take(&mut writes.held) {
-            let next = match has_ended(&blocker) {
-                true => writes.blocker(&run),
-                false => Some(Arc::clone(&blocker)),
-            };
-            ended.push(blocker);
-            match next {
-                _ if has_ended(&run) => ended.push(run),
-                Some(blocker) => writes.held.push(Held { run, blocker }),
-                None => free.push(run),
+        for mut held in std::mem::take(&mut writes.held) {
+            if has_ended(&held.run) {
+                over.extend([held.run, held.blocker]);
+                continue;
             }
+            if has_ended(&held.blocker) && free.len() < BATCH {
+                let Some(next) = writes.blocker(&held.run) else {
+                    over.push(held.blocker);
+                    free.push(held.run);
+                    continue;
+                };
+                over.push(std::mem::replace(&mut held.blocker, next));
+            }
+            writes.held.push(held);
         }
-        drop(writes);
-        drop((ended, known));
         free
     }
 
@@ -148,13 +178,21 @@ impl Aborted {
         let held = std::mem::take(&mut self.writes.lock().held);
         held.into_iter().map(|held| held.run).collect()
     }
+
+    /// Forgets the aborted WRITEs: nothing is posted any more.
+    fn forget(&self) {
+        let aborted = std::mem::take(&mut self.writes.lock().aborted);
+        drop(aborted);
+    }
 }
 
 impl Writes {
-    /// Returns an aborted WRITE that may still change memory that this one changes.
+    /// Returns an aborted WRITE that was posted before this one, and may still change memory that
+    /// this one changes.
     fn blocker(&self, run: &Run) -> Option<Arc<Run>> {
         let mine = run.plan.remote_ranges();
-        let mut others = self.aborted.iter().filter(|aborted| !has_ended(aborted));
+        let is_before = |aborted: &&Arc<Run>| aborted.id <= run.id && !has_ended(aborted);
+        let mut others = self.aborted.iter().filter(is_before);
         let blocker = others.find(|aborted| aborted.plan.remote_ranges().overlap(mine));
         blocker.cloned()
     }
@@ -210,22 +248,38 @@ impl PeerShared {
 
     /// Starts the WRITEs that need not wait for an aborted one any more.
     pub(crate) fn release(self: &Arc<Self>, core: &SessionCore) {
-        for (run, error) in self.start_all(core, || self.aborted.take_free()) {
-            run.fail_now(error);
+        let mut is_more = true;
+        while is_more {
+            // Without the lock under which the runs are started.
+            let known = self.aborted.compute_ranges();
+            let mut over = Vec::new();
+            let refused = self.start_all(core, || {
+                let free = self.aborted.take_free(&mut over);
+                is_more = free.len() == BATCH;
+                free
+            });
+            drop((over, known));
+            for (run, error) in refused {
+                run.fail_now(error);
+            }
         }
     }
 
-    /// Fails the WRITEs that wait for the end of an aborted one.
+    /// Fails the WRITEs that wait for the end of an aborted one, once the session is closing.
     pub(crate) fn fail_held(&self, error: &Error) {
         for run in self.aborted.take_all() {
             run.fail_now(error.clone());
         }
+        self.aborted.forget();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tcpx_proto::info::ConnectionInfo;
+
     use super::*;
+    use crate::testing::Pair;
 
     fn write(to: std::ops::Range<u64>) -> Arc<Run> {
         Arc::new(Run::untouched_write(to))
@@ -267,6 +321,12 @@ mod tests {
         assert!(!is_held(&aborted, &write(5000..5001)));
     }
 
+    /// Takes free runs, and drops what is over.
+    fn take_free(aborted: &Aborted) -> Vec<Arc<Run>> {
+        drop(aborted.compute_ranges());
+        aborted.take_free(&mut Vec::new())
+    }
+
     #[test]
     fn held_writes_are_free_when_nothing_blocks_them_any_more() {
         let aborted = Aborted::new();
@@ -283,15 +343,15 @@ mod tests {
         for run in &held {
             assert!(is_held(&aborted, run));
         }
-        assert!(aborted.take_free().is_empty());
+        assert!(take_free(&aborted).is_empty());
         end(&blockers[0]);
-        assert_eq!(ids(&aborted.take_free()), ids(&held[3..]));
+        assert_eq!(ids(&take_free(&aborted)), ids(&held[3..]));
         end(&blockers[1]);
-        assert_eq!(ids(&aborted.take_free()), ids(&held[..1]));
+        assert_eq!(ids(&take_free(&aborted)), ids(&held[..1]));
         // Aborted meanwhile: neither free nor kept.
         end(&held[1]);
         end(&blockers[2]);
-        assert_eq!(ids(&aborted.take_free()), ids(&held[2..3]));
+        assert_eq!(ids(&take_free(&aborted)), ids(&held[2..3]));
         assert_eq!(aborted.count.load(Ordering::Relaxed), 0);
         assert!(aborted.take_all().is_empty());
         let writes = aborted.writes.lock();
@@ -305,22 +365,93 @@ mod tests {
         );
     }
 
+    /// Otherwise a WRITE would wait as long as others are posted and aborted.
     #[test]
-    fn writes_that_ended_while_they_were_held_are_let_go() {
+    fn a_write_does_not_wait_for_those_posted_after_it() {
+        let at = |id, to| {
+            let mut run = Run::untouched_write(to);
+            run.id = id;
+            Arc::new(run)
+        };
+        let aborted = Aborted::new();
+        let (first, held, later) = (at(1, 0..50), at(2, 0..100), at(3, 60..70));
+        aborted.add(&first);
+        assert!(is_held(&aborted, &held));
+        aborted.add(&later);
+        end(&first);
+        assert_eq!(ids(&take_free(&aborted)), ids(&[held]));
+        assert!(is_held(&aborted, &at(4, 65..66)));
+    }
+
+    #[test]
+    fn runs_that_have_ended_are_let_go_before_there_are_many() {
         let aborted = Aborted::new();
         let blocker = write(0..100);
         aborted.add(&blocker);
-        let held = write(0..100);
-        assert!(is_held(&aborted, &held));
-        end(&held);
-        // With the next posting, and without one.
-        assert!(is_held(&aborted, &write(1..2)));
-        assert_eq!(Arc::strong_count(&held), 1);
-        let held = write(0..100);
-        assert!(is_held(&aborted, &held));
-        end(&held);
-        assert!(aborted.take_free().is_empty());
-        assert_eq!(Arc::strong_count(&held), 1);
-        assert_eq!(aborted.take_all().len(), 1);
+        for _ in 0..10 * BATCH {
+            let held = write(0..100);
+            assert!(is_held(&aborted, &held));
+            end(&held);
+            let other = write(200..300);
+            aborted.add(&other);
+            end(&other);
+        }
+        let writes = aborted.writes.lock();
+        assert!(writes.held.len() <= BATCH && writes.aborted.len() <= BATCH);
+        drop(writes);
+        assert!(take_free(&aborted).is_empty());
+        assert!(aborted.take_all().is_empty());
+        assert_eq!(aborted.count.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn ranges_are_computed_once() {
+        let aborted = Aborted::new();
+        let blocker = write(0..100);
+        aborted.add(&blocker);
+        let computed = aborted.compute_ranges().unwrap();
+        assert_eq!(ids(&computed), ids(std::slice::from_ref(&blocker)));
+        assert!(aborted.compute_ranges().unwrap().is_empty());
+        end(&blocker);
+        assert!(aborted.compute_ranges().is_none());
+    }
+
+    /// Makes a peer of a session that is gone.
+    fn orphan(pair: &Pair) -> Arc<PeerShared> {
+        let info = ConnectionInfo::decode(&pair.bob.connection_info()).unwrap();
+        PeerShared::new("bob", info.id(), pair.alice.core().context(), Weak::new())
+    }
+
+    #[test]
+    fn writes_that_wait_while_the_session_closes_fail() {
+        let pair = Pair::new();
+        let peer = orphan(&pair);
+        let (blocker, other, held) = (write(0..100), write(200..300), write(0..100));
+        peer.note_aborted(&blocker);
+        peer.note_aborted(&other);
+        assert!(is_held(&peer.aborted, &held));
+        end(&blocker);
+        assert_eq!(held.completion.error(), Some(Error::Closed));
+        assert!(
+            [blocker, other]
+                .iter()
+                .all(|run| Arc::strong_count(run) == 1)
+        );
+    }
+
+    /// More than are started under one lock; each is refused, since there is no way to the peer.
+    #[test]
+    fn all_that_are_free_are_started() {
+        let pair = Pair::new();
+        let peer = orphan(&pair);
+        let blocker = write(0..100);
+        peer.aborted.add(&blocker);
+        let held: Vec<_> = (0..3 * BATCH).map(|_| write(0..100)).collect();
+        for run in &held {
+            assert!(is_held(&peer.aborted, run));
+        }
+        end(&blocker);
+        peer.release(pair.alice.core());
+        assert!(held.iter().all(|run| has_ended(run)));
     }
 }

@@ -21,7 +21,7 @@ use crate::transfer::{Arrival, Run, deadline};
 /// One peer of a session: its connection info, its links, and work that waits for a link.
 ///
 /// Work goes to the link in use, or waits in `state` until [`PeerShared::attached`] starts it or
-/// [`PeerShared::unreachable`] fails it. A link calls back as [`Above`] and ends with
+/// [`PeerShared::unreachable`] fails it. WRITEs may first wait in `aborted`. A link calls back as [`Above`] and ends with
 /// [`Above::lost`]. The lock of `state` orders these steps: work that waited is started before
 /// other threads find the link.
 pub(crate) struct PeerShared {

@@ -188,8 +188,8 @@ impl Transfer {
     /// Aborts the transfer. Never waits for the peer. When this returns, local memory is no longer
     /// read or written on behalf of the transfer. Bytes of a WRITE in flight may still land at the
     /// peer until the state is [`TransferState::Aborted`]; a WRITE that this session posts to the
-    /// same memory meanwhile starts after that, so that it has the last word, unless the connection
-    /// is lost: then the abort ends without the peer's answer. A transfer that ends as aborted does
+    /// same addresses of this peer meanwhile starts after that, so that it has the last word, unless
+    /// the connection is lost: then the abort ends without the peer's answer. A transfer that ends as aborted does
     /// not deliver its notification; one whose notification was already in flight ends as done.
     pub fn abort(&self) {
         if !self.kind.is_current() {

@@ -211,8 +211,8 @@ pub(crate) struct Layout {
 
 /// A transfer, laid out once and ready to be posted any number of times.
 ///
-/// Immutable except for `made`, so that any number of lanes and postings share a plan without a
-/// lock.
+/// Immutable except for what is computed later (`remote`, `made`), so that any number of lanes and
+/// postings share a plan without a lock.
 pub(crate) struct Plan {
     pub(crate) op: Op,
     pub(crate) bytes: u64,

@@ -53,6 +53,8 @@ pub(crate) struct Run {
     pub(crate) in_order: bool,
     /// True if the run waited before it could start: its duration does not tell how fast the path is.
     has_waited: AtomicBool,
+    /// True once the run is known to be aborted, or released too late for that.
+    is_abort_noted: AtomicBool,
     /// True once the application has its memory back, although the run may not have ended.
     let_go: AtomicBool,
     /// Counts chunks; the thread that settles the last chunk concludes the run.
@@ -73,6 +75,7 @@ impl Run {
             is_beside: AtomicBool::new(false),
             in_order: false,
             has_waited: AtomicBool::new(false),
+            is_abort_noted: AtomicBool::new(false),
             let_go: AtomicBool::new(false),
             tally: Tally::new(chunks),
         }
@@ -161,6 +164,12 @@ impl Run {
     /// Records that the run has to wait before it can start.
     pub(crate) fn note_wait(&self) {
         self.has_waited.store(true, Ordering::Relaxed);
+    }
+
+    /// Records that the run is aborted, or was released too late for that. Returns false if that is
+    /// known.
+    pub(crate) fn note_abort(&self) -> bool {
+        !self.is_abort_noted.swap(true, Ordering::Relaxed)
     }
 
     /// Ends a run that has no chunks in flight. On success, `notify` sends or queues its

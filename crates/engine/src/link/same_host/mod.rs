@@ -176,6 +176,7 @@ impl SameHost {
                 let mut waiting = self.waiting.lock();
                 // Checked under the lock: the deciding thread takes all waiting runs.
                 if self.is_deciding() {
+                    run.note_wait();
                     waiting.push(Arc::clone(run));
                     return true;
                 }

@@ -226,6 +226,7 @@ impl Regions {
             requests.push((request, *key));
         }
         drop(by_key);
+        run.note_wait();
         asking.parked.push(Arc::clone(run));
         asking.since.get_or_insert_with(Instant::now);
         Parked::Waits(requests)

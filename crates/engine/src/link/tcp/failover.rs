@@ -362,6 +362,7 @@ impl Connection {
         if has_lane {
             return false;
         }
+        run.note_wait();
         lost.parked.push(Arc::clone(run));
         true
     }

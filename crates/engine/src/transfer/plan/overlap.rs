@@ -30,6 +30,11 @@ impl Plan {
         self.remote.get_or_init(|| self.find_remote_ranges())
     }
 
+    /// Returns whether the ranges were computed.
+    pub(crate) fn knows_remote_ranges(&self) -> bool {
+        self.remote.get().is_some()
+    }
+
     fn find_remote_ranges(&self) -> Ranges {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for chunk in &self.chunks {

@@ -95,8 +95,8 @@ pub enum Path {
     /// The copy engine for few, large or equally distant ranges, otherwise the kernel.
     #[default]
     Auto,
-    /// Always the copy engine: one call per range, or for ranges of one length at one distance, if
-    /// the driver accepts such calls.
+    /// The copy engine: one call per range, or for ranges of one length at one distance. Where the
+    /// driver refuses such a call, and no split mends that, the kernel copies the list.
     Engine,
     /// Always the kernel: one launch for all ranges. It accesses pinned host memory directly.
     Kernel,

@@ -123,17 +123,17 @@ pub(crate) fn parts(
 pub(crate) fn is_for_engine(ranges: &[Range]) -> bool {
     let lens = ranges.iter().map(|range| range.len as u64);
     // Wrapping: this is quicker, and lists that are so long are refused later.
-    let most = most_calls(lens.fold(0, u64::wrapping_add));
+    // A chunk that begins and ends within long runs has a part of each: one call more.
+    let most = most_calls(lens.fold(0, u64::wrapping_add)).saturating_add(1);
     // Long lists are seldom regular: this ends early then.
     ranges.len() <= most || rows(ranges.iter().copied()).take(most + 1).count() <= most
 }
 
 /// Returns how many calls of the copy engine for so many bytes are better than the kernel. Rounds up,
-/// since chunks of whole blocks are a little shorter than they may be; and allows one more, since a
-/// chunk that begins and ends within long runs has a part of each.
+/// since chunks of whole blocks are a little shorter than they may be.
 pub(crate) fn most_calls(bytes: u64) -> usize {
-    let full = usize::try_from(bytes.div_ceil(LEAST_AVERAGE as u64)).unwrap_or(usize::MAX);
-    full.saturating_add(1).max(MOST_CALLS)
+    let calls = usize::try_from(bytes.div_ceil(LEAST_AVERAGE as u64)).unwrap_or(usize::MAX);
+    calls.max(MOST_CALLS)
 }
 
 #[cfg(test)]

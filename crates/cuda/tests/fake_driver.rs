@@ -99,6 +99,15 @@ fn every_check_of_the_probe_succeeds() {
 }
 
 #[test]
+fn grids_that_the_driver_refuses_are_copied_otherwise() {
+    for how_often in ["1", "1%2"] {
+        let refused = format!("cuMemcpy2DAsync_v2={how_often}");
+        let (is_right, printed) = run(&["--check-only"], &[("FAKE_CUDA_REFUSE", &refused)]);
+        assert!(is_right, "{refused}:\n{printed}");
+    }
+}
+
+#[test]
 fn the_second_device_is_told_from_the_first() {
     probe(&["--batches", "--device", "1"]);
 }

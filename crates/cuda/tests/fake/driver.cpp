@@ -8,7 +8,8 @@
 // environment:
 //   CUDA_VISIBLE_DEVICES=1    which of the two GPUs the process sees, in which order
 //   FAKE_CUDA_NO_PEERS=1      the GPUs have no access to each other's memory
-//   FAKE_CUDA_REFUSE=cuIpcGetMemHandle=801,cuMemMap=2   failing calls of shared_api.h
+//   FAKE_CUDA_REFUSE=cuIpcGetMemHandle=801,cuMemMap=2   failing calls of shared_api.h, and copies of grids
+//   FAKE_CUDA_REFUSE=cuMemcpy2DAsync_v2=1%3             every third call fails
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -328,7 +329,7 @@ API cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t len, stream *on) {
 }
 // As strict as a driver may be: all rows of one call are in one allocation or mapping.
 API cuMemcpy2DAsync_v2(const grid *copy, stream *on) {
-  LOCKED;
+  REFUSABLE;
   auto &from = copy->from, &to = copy->to;
   bool is_in = to.kind == grid::DEVICE;
   auto &device = is_in ? to : from, &host = is_in ? from : to;

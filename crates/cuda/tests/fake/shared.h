@@ -27,11 +27,16 @@ int device_of(int gpu) {
 
 bool are_peers(int one, int other) { return one == other || (other >= 0 && !getenv("FAKE_CUDA_NO_PEERS")); }
 
-// Returns the error that a call is configured to return.
+// Returns the error that a call is configured to return: always, or (`%n`) to every n-th call.
 int refused(const char *call) {
+  static std::map<std::string, int> calls;
   const char *list = getenv("FAKE_CUDA_REFUSE");
   for (size_t len = strlen(call); list && *list; list = strchr(list, ',') ? strchr(list, ',') + 1 : nullptr)
-    if (!strncmp(list, call, len) && list[len] == '=') return atoi(list + len + 1);
+    if (!strncmp(list, call, len) && list[len] == '=') {
+      char *end;
+      int code = strtol(list + len + 1, &end, 10), every = *end == '%' ? atoi(end + 1) : 1;
+      return calls[call]++ % every ? SUCCESS : code;
+    }
   return SUCCESS;
 }
 

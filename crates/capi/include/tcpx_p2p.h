@@ -236,7 +236,9 @@ typedef struct {
 // Receives the path to a peer. Must not unwind.
 typedef void (*tcpx_same_host_fn)(void *context, const tcpx_same_host *same_host);
 
-// One piece of a transfer. A READ copies from remote to local, a WRITE from local to remote.
+// One piece of a transfer. A READ copies from remote to local, a WRITE from local to remote. The
+// segments of a transfer move in any order: where the targets of two overlap, or a target and the
+// source of another, the content of the overlapping bytes is unspecified.
 typedef struct {
     // Memory of this session.
     const tcpx_region *local;

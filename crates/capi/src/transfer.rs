@@ -50,7 +50,9 @@ impl From<TransferState> for tcpx_state {
     }
 }
 
-/// One piece of a transfer. A READ copies from remote to local, a WRITE from local to remote.
+/// One piece of a transfer. A READ copies from remote to local, a WRITE from local to remote. The
+/// segments of a transfer move in any order: where the targets of two overlap, or a target and the
+/// source of another, the content of the overlapping bytes is unspecified.
 #[repr(C)]
 #[derive(Debug)]
 pub struct tcpx_segment {

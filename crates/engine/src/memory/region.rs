@@ -209,6 +209,9 @@ pub struct RemoteSlice<'a> {
 
 /// One piece of a transfer: `len` bytes of local and remote memory. A READ copies from remote to
 /// local, a WRITE from local to remote.
+///
+/// The segments of a transfer move in any order. If the targets of two segments overlap, or a target
+/// and the source of another segment, the content of the overlapping bytes is unspecified.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
     /// Position in local memory.

@@ -468,8 +468,14 @@ impl Builder {
             return None;
         }
         let used = self.keys.len() * REGION_BYTES + self.entries.len() + ENTRY_BYTES;
-        // Adjacent pieces usually share a region: search from the last one.
-        if let Some(index) = self.keys.iter().rposition(|k| *k == key) {
+        // Pieces usually share a region with the one before, or go through all regions in turns:
+        // search from the last one on.
+        let (before, from) = self
+            .keys
+            .split_at(self.last.map_or(0, |l| l.region as usize));
+        let is_key = |known: &RegionKey| *known == key;
+        let known = from.iter().position(is_key).map(|at| before.len() + at);
+        if let Some(index) = known.or_else(|| before.iter().position(is_key)) {
             return (used <= MAX_TABLE_BYTES).then_some(index as u32);
         }
         (used + REGION_BYTES <= MAX_TABLE_BYTES).then(|| {

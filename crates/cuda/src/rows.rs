@@ -163,6 +163,7 @@ mod tests {
             count: 100,
         };
         assert_eq!(found(&list), [all]);
+        assert_eq!((all.len(), all.is_empty()), (100 * 4096, false));
         // One range is off: its row, and what follows, are other calls.
         let mut list = list;
         list[50].address += 16;

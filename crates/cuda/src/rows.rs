@@ -124,7 +124,8 @@ pub(crate) fn is_for_engine(ranges: &[Range]) -> bool {
     let lens = ranges.iter().map(|range| range.len as u64);
     // Wrapping: this is quicker, and lists that are so long are refused later.
     // A chunk that begins and ends within long runs has a part of each: one call more.
-    let most = most_calls(lens.fold(0, u64::wrapping_add)).saturating_add(1);
+    let full = full_calls(lens.fold(0, u64::wrapping_add));
+    let most = full.saturating_add(1).max(MOST_CALLS);
     // Long lists are seldom regular: this ends early then.
     ranges.len() <= most || rows(ranges.iter().copied()).take(most + 1).count() <= most
 }
@@ -132,8 +133,12 @@ pub(crate) fn is_for_engine(ranges: &[Range]) -> bool {
 /// Returns how many calls of the copy engine for so many bytes are better than the kernel. Rounds up,
 /// since chunks of whole blocks are a little shorter than they may be.
 pub(crate) fn most_calls(bytes: u64) -> usize {
-    let calls = usize::try_from(bytes.div_ceil(LEAST_AVERAGE as u64)).unwrap_or(usize::MAX);
-    calls.max(MOST_CALLS)
+    full_calls(bytes).max(MOST_CALLS)
+}
+
+/// Returns the number of calls of average length for so many bytes, rounded up.
+fn full_calls(bytes: u64) -> usize {
+    usize::try_from(bytes.div_ceil(LEAST_AVERAGE as u64)).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]
@@ -203,6 +208,7 @@ mod tests {
     fn engine_gets_few_or_long_calls() {
         // Two ranges of any length; 128 of 2 MiB at one distance; eight runs of so many bytes.
         assert!(is_for_engine(&[range(0, 1), range(100, 7)]));
+        assert!(!is_for_engine(&[range(0, 1), range(100, 7), range(200, 9)]));
         assert!(is_for_engine(&at_distance(1 << 15, 1 << 14, 128)));
         let runs = |runs: usize| -> Vec<Range> {
             let start = |i: usize| (i / (128 / runs)) * 100 + i * (1 << 15);

@@ -41,7 +41,7 @@ struct Held {
     blocker: Arc<Run>,
 }
 
-/// Maximum number of runs that are started under one lock of the peer's state.
+/// Maximum number of runs that are looked at, and started, under one lock of the peer's state.
 const BATCH: usize = 64;
 
 fn has_ended(run: &Run) -> bool {
@@ -70,10 +70,11 @@ impl Aborted {
 
     /// Adds an aborted WRITE; returns false if it was added before.
     fn add(&self, run: &Arc<Run>) -> bool {
+        let mut writes = self.writes.lock();
+        // Under the lock: another thread that aborts the run returns once it is in the list.
         if !run.note_abort() {
             return false;
         }
-        let mut writes = self.writes.lock();
         let Writes {
             aborted, limits, ..
         } = &mut *writes;
@@ -145,22 +146,24 @@ impl Aborted {
         is_any_left.then_some(unknown)
     }
 
-    /// Takes runs that need not wait any more, at most [`BATCH`], in the order of their postings.
-    /// Adds what is not needed any more to `over`, to be dropped without a lock.
-    fn take_free(&self, over: &mut Vec<Arc<Run>>) -> Vec<Arc<Run>> {
+    /// Takes runs that need not wait any more, in the order of their postings. Adds what is not
+    /// needed any more to `over`, to be dropped without a lock. Looks at no more than [`BATCH`] runs
+    /// whose blocker has ended; returns whether there may be more.
+    fn take_free(&self, over: &mut Vec<Arc<Run>>) -> (Vec<Arc<Run>>, bool) {
         // First: the end of a run that is not seen below is requested again. A swap, so that the
         // ends whose requests were saved are seen.
         self.is_requested.swap(false, Ordering::SeqCst);
         let mut writes = self.writes.lock();
         over.extend(writes.aborted.extract_if(.., |run| has_ended(run)));
         self.count.store(writes.aborted.len(), Ordering::Release);
-        let mut free = Vec::new();
+        let (mut free, mut looks) = (Vec::new(), 0);
         for mut held in std::mem::take(&mut writes.held) {
             if has_ended(&held.run) {
                 over.extend([held.run, held.blocker]);
                 continue;
             }
-            if has_ended(&held.blocker) && free.len() < BATCH {
+            if has_ended(&held.blocker) && looks < BATCH {
+                looks += 1;
                 let Some(next) = writes.blocker(&held.run) else {
                     over.push(held.blocker);
                     free.push(held.run);
@@ -170,7 +173,8 @@ impl Aborted {
             }
             writes.held.push(held);
         }
-        free
+        writes.limits = (2 * writes.aborted.len(), 2 * writes.held.len());
+        (free, looks == BATCH)
     }
 
     /// Takes all runs that wait.
@@ -254,8 +258,8 @@ impl PeerShared {
             let known = self.aborted.compute_ranges();
             let mut over = Vec::new();
             let refused = self.start_all(core, || {
-                let free = self.aborted.take_free(&mut over);
-                is_more = free.len() == BATCH;
+                let free;
+                (free, is_more) = self.aborted.take_free(&mut over);
                 free
             });
             drop((over, known));
@@ -324,7 +328,7 @@ mod tests {
     /// Takes free runs, and drops what is over.
     fn take_free(aborted: &Aborted) -> Vec<Arc<Run>> {
         drop(aborted.compute_ranges());
-        aborted.take_free(&mut Vec::new())
+        aborted.take_free(&mut Vec::new()).0
     }
 
     #[test]
@@ -388,17 +392,21 @@ mod tests {
         let aborted = Aborted::new();
         let blocker = write(0..100);
         aborted.add(&blocker);
-        for _ in 0..10 * BATCH {
+        let lens = || {
+            let writes = aborted.writes.lock();
+            (writes.held.len(), writes.aborted.len())
+        };
+        for i in 1..10 * BATCH {
             let held = write(0..100);
             assert!(is_held(&aborted, &held));
             end(&held);
             let other = write(200..300);
             aborted.add(&other);
             end(&other);
+            // Not searched while they are short.
+            assert!(i >= BATCH || lens() == (i, (i + 1).min(BATCH)));
+            assert!(lens().0 <= BATCH && lens().1 <= BATCH);
         }
-        let writes = aborted.writes.lock();
-        assert!(writes.held.len() <= BATCH && writes.aborted.len() <= BATCH);
-        drop(writes);
         assert!(take_free(&aborted).is_empty());
         assert!(aborted.take_all().is_empty());
         assert_eq!(aborted.count.load(Ordering::Relaxed), 1);

@@ -92,11 +92,16 @@ impl Context {
     /// Sends frames that wait for others to leave with. The application's calls do this: it goes on
     /// with something else, or may wait for the peer's answer.
     pub(crate) fn hurry(&self) {
-        while self.has_patient.load(Ordering::Relaxed) {
+        if !self.has_patient.load(Ordering::Relaxed) {
+            return;
+        }
+        // Not those that other threads add meanwhile: a poll is short.
+        let known = self.patient.lock().len();
+        for _ in 0..known {
             let mut patient = self.patient.lock();
             let link = patient.pop();
-            self.has_patient
-                .store(!patient.is_empty(), Ordering::Release);
+            let is_any_left = !patient.is_empty();
+            self.has_patient.store(is_any_left, Ordering::Release);
             drop(patient);
             if let Some(link) = link.and_then(|link| link.upgrade()) {
                 link.hurry();

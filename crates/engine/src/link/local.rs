@@ -227,11 +227,6 @@ impl Link for Local {
         Ok(Duration::ZERO)
     }
 
-    /// Does nothing: messages arrive at once.
-    fn flush(&self, _timeout: Duration) -> Result<(), Error> {
-        Ok(())
-    }
-
     fn error(&self) -> Option<Error> {
         None
     }

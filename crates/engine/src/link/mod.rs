@@ -172,9 +172,6 @@ pub(crate) trait Link: Send + Sync {
     /// Measures a round trip on one lane.
     fn round_trip(&self, lane: usize, timeout: Duration) -> Result<Duration, Error>;
 
-    /// Waits until the peer has received the messages that were sent before.
-    fn flush(&self, timeout: Duration) -> Result<(), Error>;
-
     /// Returns why the link has ended, if it has.
     fn error(&self) -> Option<Error>;
 

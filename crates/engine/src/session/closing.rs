@@ -1,16 +1,18 @@
-//! Closing a session: everything that was queued before reaches its peers.
+//! Closing a session, or flushing one peer: everything that was queued before reaches its peers.
 //!
 //! Each lane of each connection gets a ping behind everything queued on it. The peer answers a ping
 //! after it has handled everything before it, so the answers mean that notifications are delivered
-//! and acknowledgements were read. Only then does the session say goodbye.
+//! and acknowledgements were read. Only then does a closing session say goodbye.
 
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use crate::error::Error;
 use crate::link::Mark;
 use crate::log::limited;
 use crate::peers::{PeerShared, SessionCore};
+use crate::transfer::deadline;
 
 /// Limits how long closing waits for peers; `peer_timeout` applies if it is shorter. Long enough
 /// for a connection in progress and for peers under load, bearable if a peer has vanished silently.
@@ -57,6 +59,30 @@ pub(super) fn flush(core: &SessionCore) {
     }
 }
 
+/// Waits until a peer has received everything.
+///
+/// # Errors
+/// As for [`crate::Peer::flush`].
+pub(super) fn flush_peer(peer: &Arc<PeerShared>, timeout: Duration) -> Result<(), Error> {
+    let mut leaving = Leaving::new(Arc::clone(peer), deadline(timeout));
+    let mut pause = FIRST_LOOK;
+    while !leaving.has_everything(None) {
+        let left = leaving.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Error::Timeout {
+                what: "the peer's answer",
+                after: timeout,
+            });
+        }
+        sleep(pause.min(left));
+        pause = (2 * pause).min(LAST_LOOK);
+    }
+    match peer.link() {
+        Some(link) => link.error().map_or(Ok(()), Err),
+        None => Err(Error::PeerNotConnected(peer.name().to_owned())),
+    }
+}
+
 /// A peer whose queued messages are being flushed.
 struct Leaving {
     peer: Arc<PeerShared>,
@@ -100,6 +126,23 @@ mod tests {
 
     use crate::testing::{LONG, Pair, session, wait_until};
     use crate::{Buffer, Error};
+
+    #[test]
+    fn flushing_waits_for_the_connection_and_the_peer() {
+        for _ in 0..20 {
+            let (alice, bob) = (session("alice"), session("bob"));
+            let to_bob = alice.add_peer(&bob.connection_info()).unwrap();
+            let unconnected = Err(Error::PeerNotConnected("bob".into()));
+            assert_eq!(to_bob.flush(LONG), unconnected);
+            for message in [b"1", b"2"] {
+                alice.notify(&to_bob, message).unwrap();
+                to_bob.flush(LONG).unwrap();
+                assert_eq!(bob.notifications().len(), 1);
+            }
+            bob.close();
+            assert!(to_bob.flush(LONG).is_err());
+        }
+    }
 
     /// A connection that ends after the control thread is taken apart all the same.
     #[test]

@@ -282,6 +282,7 @@ impl Session {
             peer.shared.tagged.sent(send.id(), Some(error.clone()));
             return Err(error);
         }
+        core.context().hurry();
         Ok(Transfer::sending(peer.clone(), send))
     }
 
@@ -308,6 +309,7 @@ impl Session {
             return Err(error);
         }
         core.parts.control.stay_awake();
+        core.context().hurry();
         Ok(Transfer::receiving(peer.clone(), receive))
     }
 

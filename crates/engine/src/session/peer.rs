@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tcpx_net::InProcess;
 
+use super::closing;
 use crate::error::{Error, LostCause};
 use crate::link::{LaneInfo, SameHostInfo};
 use crate::peers::{PeerShared, SessionCore};
@@ -98,17 +99,17 @@ impl Peer {
         Ok(rtt)
     }
 
-    /// Waits until the peer's session has received every notification that this session has sent to
-    /// it, which does not involve the peer's application. Call this, or
-    /// [`Session::close`](crate::Session::close), before the process ends.
+    /// Waits until the peer's session has received all notifications that were sent to it, also
+    /// those that wait for a connection. Call this, or [`Session::close`](crate::Session::close),
+    /// before the process ends. The peer's application need not do anything, unless it has so many
+    /// notifications that its session takes no more (`queue_bytes`).
     ///
     /// # Errors
-    /// The peer is not connected, is lost, or does not answer within `timeout`.
+    /// The peer is not connected, was lost meanwhile, or does not answer within `timeout`.
     pub fn flush(&self, timeout: Duration) -> Result<(), Error> {
         self.check()?;
-        let link = self.shared.link();
-        let link = link.ok_or_else(|| Error::PeerNotConnected(self.name().to_owned()))?;
-        link.flush(timeout)
+        self.core.context().hurry();
+        closing::flush_peer(&self.shared, timeout)
     }
 
     /// Refuses a call in a forked child.

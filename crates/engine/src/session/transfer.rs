@@ -173,6 +173,7 @@ impl Transfer {
     pub fn arm(&self, events: &Events, key: u64) -> Result<TransferState, Error> {
         self.kind.check()?;
         let queue = events.queue()?;
+        self.peer.core.context().hurry();
         let Some(active) = self.active() else {
             return Ok(TransferState::Prepared);
         };

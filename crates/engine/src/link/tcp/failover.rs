@@ -272,7 +272,7 @@ impl Connection {
                 continue;
             };
             if lane.index() != self.messages.carrier() {
-                // A notification that rides along must not overtake one that waits.
+                // A notification that rides along should not overtake one that waits.
                 self.hurry();
             }
             run.lane.store(lane.index(), Ordering::Relaxed);

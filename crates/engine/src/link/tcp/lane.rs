@@ -381,12 +381,14 @@ impl Lane {
         self.mark_dirty();
     }
 
-    /// Queues a ping behind the replies for all landed chunks; limited as [`Lane::push_ping`].
-    pub(super) fn push_mark(&self, ping: u64) {
+    /// Queues a ping behind the replies for all landed chunks. Returns false if the lane is closed or
+    /// that would exceed the peer's limit for unanswered pings.
+    pub(super) fn push_mark(&self, ping: u64) -> bool {
         // Includes bytes that were just received: their notification may already be visible.
         drop(self.delivery.lock());
-        let _ = self.books.lock().lane.push_mark(ping);
+        let is_queued = self.books.lock().lane.push_mark(ping);
         self.mark_dirty();
+        is_queued
     }
 
     /// Queues a run; returns false if the lane is closed.

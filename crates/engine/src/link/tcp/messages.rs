@@ -65,6 +65,13 @@ impl Messages {
         self.carrier.load(Ordering::Relaxed)
     }
 
+    /// Returns the stream on which messages travel, unless it is lost.
+    pub(super) fn live_carrier(&self) -> Option<StreamId> {
+        let out = self.out.lock();
+        let live = out.carrier.as_ref().filter(|lane| !lane.is_down());
+        live.map(|lane| lane.id())
+    }
+
     /// Returns the bytes of messages that the peer may not have received.
     pub(super) fn kept(&self) -> usize {
         self.out.lock().outbox.bytes()

@@ -460,14 +460,12 @@ impl Link for Connection {
     }
 
     fn round_trip(&self, lane: usize, timeout: Duration) -> Result<Duration, Error> {
-        self.ping(lane, timeout)
-            .ok_or_else(|| self.unanswered("the answer to a ping", timeout))
-    }
-
-    fn flush(&self, timeout: Duration) -> Result<(), Error> {
-        let what = "the answer to a ping behind the messages";
-        let is_answered = self.ping_messages(timeout);
-        is_answered.ok_or_else(|| self.unanswered(what, timeout))
+        self.ping(lane, timeout).ok_or_else(|| {
+            self.error().unwrap_or(Error::Timeout {
+                what: "the answer to a ping",
+                after: timeout,
+            })
+        })
     }
 
     fn error(&self) -> Option<Error> {

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use super::Connection;
 use super::lane::Lane;
-use crate::error::Error;
 use crate::link;
 use crate::sync::{Condvar, Mutex, Rank};
 use crate::transfer::deadline;
@@ -44,6 +43,14 @@ impl Pings {
         self.changed.notify_all();
     }
 
+    /// Awaits the answers to these pings no longer.
+    fn forget(&self, pings: &mut Vec<(Arc<Lane>, u64)>) {
+        let mut waiting = self.waiting.lock();
+        for (_, ping) in pings.drain(..) {
+            waiting.remove(&ping);
+        }
+    }
+
     /// Wakes all waiting threads, after the connection has ended or lost a lane.
     pub(super) fn changed(&self) {
         // Taking the lock makes sure that a waiting thread either sees the change or is woken.
@@ -73,41 +80,26 @@ impl Connection {
         Some(answered.duration_since(start))
     }
 
-    /// Sends a ping behind the queued messages and waits for the answer. If the lane is lost
-    /// meanwhile, the next carrier gets another one.
-    pub(super) fn ping_messages(&self, timeout: Duration) -> Option<()> {
-        const PAUSE: Duration = Duration::from_millis(5);
-        let until = deadline(timeout);
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            if self.ping(self.messages.carrier(), left).is_some() {
-                return Some(());
-            }
-            if self.has_ended() || left.is_zero() {
-                return None;
-            }
-            // No lane may be left at present.
-            std::thread::sleep(PAUSE.min(left));
-        }
-    }
-
-    /// Returns why a ping has no answer.
-    pub(super) fn unanswered(&self, what: &'static str, after: Duration) -> Error {
-        let late = Error::Timeout { what, after };
-        self.end.get().cloned().unwrap_or(late)
-    }
-
-    /// Queues a ping on each live lane, behind all queued frames.
+    /// Queues a ping on each live lane, behind all queued frames. Returns none if lanes are being
+    /// lost or replaced: messages may be queued behind the pings then.
     fn push_marks(&self) -> Vec<(Arc<Lane>, u64)> {
+        let carrier = self.messages.live_carrier();
+        if carrier.is_none() || !self.is_settled() {
+            return Vec::new();
+        }
+        let mut is_each_queued = true;
         let marked = self.live_lanes().into_iter().map(|lane| {
             let ping = self.pings.begin();
-            lane.push_mark(ping);
+            is_each_queued &= lane.push_mark(ping);
             self.pump(&lane, 1);
             lane.call_worker();
             (lane, ping)
         });
-        let marked = marked.collect();
+        let mut marked: Vec<_> = marked.collect();
         self.context.control.stay_awake();
+        if !is_each_queued || self.messages.live_carrier() != carrier {
+            self.pings.forget(&mut marked);
+        }
         marked
     }
 
@@ -119,7 +111,8 @@ impl Connection {
     }
 }
 
-/// A ping on each lane of a connection, behind all frames that were queued when it was made.
+/// A ping on each lane of a connection, behind all frames that were queued when it was made. There
+/// are none while lanes are being lost or replaced.
 pub(super) struct Mark {
     connection: Arc<Connection>,
     /// The lanes and their pings' numbers.
@@ -135,12 +128,7 @@ impl link::Mark for Mark {
         let pings = &mut self.pings;
         if pings.is_empty() || pings.iter().any(|(lane, _)| lane.is_down()) {
             // Frames queued on a lost lane are sent on another one: repeat the mark behind them.
-            if !connection.is_settled() {
-                return false;
-            }
-            for (_, ping) in pings.drain(..) {
-                connection.pings.waiting.lock().remove(&ping);
-            }
+            connection.pings.forget(pings);
             *pings = connection.push_marks();
             return false;
         }

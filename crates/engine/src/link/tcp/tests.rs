@@ -1,5 +1,6 @@
 //! Races and limits that no peer can trigger on purpose.
 
+mod flush;
 mod near;
 mod patient;
 mod timeline;

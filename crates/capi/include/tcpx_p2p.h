@@ -606,8 +606,8 @@ tcpx_status tcpx_transfer_wait(const tcpx_transfer *transfer, uint64_t timeout_m
 
 // Aborts the transfer. Never waits for the peer. When this returns, local memory is no longer read
 // or written for the transfer. Bytes of a WRITE that were in flight may still land at the peer, but
-// not after those of a WRITE that this session posts to the same addresses of this peer later,
-// unless the connection is lost.
+// not after the bytes of a WRITE that this session posts to the same addresses of this peer
+// later, unless the connection is lost.
 tcpx_status tcpx_transfer_abort(const tcpx_transfer *transfer);
 
 // Returns the reason the transfer failed; tcpx_last_error has the message. TCPX_OK if it has not

@@ -194,8 +194,8 @@ pub unsafe extern "C" fn tcpx_transfer_wait(
 
 /// Aborts the transfer. Never waits for the peer. When this returns, local memory is no longer read
 /// or written for the transfer. Bytes of a WRITE that were in flight may still land at the peer, but
-/// not after those of a WRITE that this session posts to the same addresses of this peer later,
-/// unless the connection is lost.
+/// not after the bytes of a WRITE that this session posts to the same addresses of this peer
+/// later, unless the connection is lost.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_transfer_abort(transfer: *const tcpx_transfer) -> tcpx_status {
     ffi::call(|| {

@@ -9,7 +9,7 @@ use crate::Range;
 /// Minimum length of a row: with shorter ones the engine is slower than the kernel.
 const LEAST_ROW: usize = 256;
 /// Exclusive upper limit of the distance. The driver refuses a call whose rows are in several
-/// allocations. Those of a cache are usually longer: this keeps the layers apart.
+/// allocations. Allocations of a cache are usually longer: the limit keeps its layers apart.
 const DISTANCES: usize = 2 << 20;
 /// Maximum distance as a multiple of the length. Rows that are so sparse were measured to be as fast
 /// as dense ones; nothing is known of sparser ones.

@@ -7,7 +7,8 @@
 //! cell as copies are requested, and one launch scatters all of them.
 //!
 //! A batch is started when its cell is full, when a caller waits for one of its copies and no other
-//! batch of that direction is in flight, or when it has lingered for [`LINGER`].
+//! batch of that direction is in flight, or when it has lingered for [`LINGER`] and a caller asks for
+//! any copy of that direction.
 
 use std::time::{Duration, Instant};
 
@@ -256,8 +257,8 @@ impl Half {
         if !cell.is_started {
             let is_due = match wish {
                 Wish::Now => true,
-                Wish::Soon => cell.opened.elapsed() >= LINGER || !self.is_in_flight(),
-                Wish::Later => cell.opened.elapsed() >= LINGER,
+                Wish::Soon => cell.has_lingered() || !self.is_in_flight(),
+                Wish::Later => cell.has_lingered(),
             };
             if !is_due {
                 return Ok(false);
@@ -268,7 +269,21 @@ impl Half {
             }
         }
         let outcome = self.cells[ticket.cell].is_over(ticket.part);
+        if outcome == Ok(false) {
+            self.start_overdue();
+        }
         outcome.inspect_err(|error| self.fail(error.clone()))
+    }
+
+    /// Starts the open batch if it has lingered. Callers that wait for an earlier batch see to it:
+    /// where the application's kernels delay that one, nobody asks for the copies of this one yet,
+    /// and it would miss the moment in which both can run.
+    fn start_overdue(&mut self) {
+        if let Some(open) = self.open
+            && self.cells[open].has_lingered()
+        {
+            self.start(open);
+        }
     }
 
     /// Returns whether a batch is in flight.
@@ -308,6 +323,11 @@ impl Cell {
 
     fn has_room(&self, len: usize) -> bool {
         self.used + len <= self.memory.len()
+    }
+
+    /// Returns whether its batch accepts copies for so long that it is to start.
+    fn has_lingered(&self) -> bool {
+        self.opened.elapsed() >= LINGER
     }
 
     /// Returns whether every copy of its batch has completed. Callers that ask for a failed copy

@@ -1,21 +1,23 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::{Current, Entry, Path, Pinned, StandIn};
 
-/// A stand-in that counts kernel launches.
+/// A stand-in that counts kernel launches, and that ends nothing while it is late.
 #[derive(Debug)]
 struct Counting {
     device: StandIn,
     launches: Arc<AtomicUsize>,
+    is_late: Arc<AtomicBool>,
 }
 
 struct CountingQueue {
     queue: Box<dyn Queue>,
     launches: Arc<AtomicUsize>,
+    is_late: Arc<AtomicBool>,
 }
 
 impl Counting {
@@ -23,6 +25,7 @@ impl Counting {
         Self {
             device,
             launches: Arc::default(),
+            is_late: Arc::default(),
         }
     }
 
@@ -36,6 +39,7 @@ impl Device for Counting {
         Ok(Box::new(CountingQueue {
             queue: self.device.queue_by(path)?,
             launches: Arc::clone(&self.launches),
+            is_late: Arc::clone(&self.is_late),
         }))
     }
 
@@ -84,7 +88,10 @@ impl Queue for CountingQueue {
     }
 
     fn is_done(&mut self, ticket: Ticket) -> Result<bool, Error> {
-        self.queue.is_done(ticket)
+        match self.is_late.load(Ordering::Relaxed) {
+            true => Ok(false),
+            false => self.queue.is_done(ticket),
+        }
     }
 }
 
@@ -210,6 +217,29 @@ fn a_copy_that_nobody_waits_for_does_not_linger_for_ever() {
     let ticket = copy.add(&batches, Move::Scatter).unwrap();
     while !batches.is_done(ticket, Wish::Later).unwrap() {}
     assert_eq!(device.launches(), 1);
+}
+
+#[test]
+fn a_batch_starts_although_callers_wait_for_an_earlier_one() {
+    for direction in [Move::Gather, Move::Scatter] {
+        let device = Counting::new(StandIn::new(8));
+        // Two cells for each direction.
+        let batches = Batches::new(&device, 64 << 20, 1000).unwrap();
+        let (full, short) = (Copy::new(&[400, 600], 1), Copy::new(&[400], 2));
+        device.is_late.store(true, Ordering::Relaxed);
+        let first = full.add(&batches, direction).unwrap();
+        let later = short.add(&batches, direction).unwrap();
+        assert_eq!(device.launches(), 1, "the second batch is not full");
+        let begun = Instant::now();
+        while device.launches() == 1 {
+            assert!(!batches.is_done(first, Wish::Soon).unwrap());
+            assert!(begun.elapsed() < Duration::from_secs(60), "never started");
+        }
+        device.is_late.store(false, Ordering::Relaxed);
+        batches.wait(first).unwrap();
+        batches.wait(later).unwrap();
+        assert_eq!(device.launches(), 2);
+    }
 }
 
 #[test]

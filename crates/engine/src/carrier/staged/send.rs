@@ -33,6 +33,8 @@ pub(crate) struct StagedSend {
     /// The last result of [`SendCarrier::ready`].
     ready: Option<[Span; 1]>,
     over: Option<Outgoing>,
+    /// True if a frame has begun since there was last nothing to send.
+    has_begun: bool,
     /// True if the pool had no slot at the last attempt.
     is_waiting: bool,
 }
@@ -53,6 +55,7 @@ impl StagedSend {
             ranges: Vec::new(),
             ready: None,
             over: None,
+            has_begun: false,
             is_waiting: false,
         }
     }
@@ -121,14 +124,17 @@ impl StagedSend {
     /// Returns whether a copy of `bytes` to a slot may start now. Before anything is sent, one
     /// slot's worth may start: all lanes begin at once, the device serves them one after the other,
     /// and so all lanes can soon send. While something is being sent, small payloads are collected
-    /// until nothing else is copied ahead.
+    /// until nothing else is copied ahead. Where all that was copied is sent and the device is late,
+    /// slots are filled as if something were being sent: more copies can then end together.
     fn may_start(&self, bytes: usize) -> bool {
         let slot_bytes = self.pool.slot_bytes();
         let slots = self.slots_ahead();
+        let started = || self.queue.iter().map(|s| s.out.started()).sum::<usize>();
+        let is_large = bytes > slot_bytes / 2;
         slots < DEPTH
             && match self.current {
-                None => self.queue.iter().map(|s| s.out.started()).sum::<usize>() < slot_bytes,
-                Some(_) => slots == 0 || bytes > slot_bytes / 2,
+                None => (self.has_begun && is_large) || started() < slot_bytes,
+                Some(_) => slots == 0 || is_large,
             }
     }
 
@@ -251,6 +257,7 @@ impl SendCarrier for StagedSend {
     }
 
     fn push(&mut self, payload: Outgoing) {
+        self.has_begun &= self.is_busy();
         let bytes = payload.bytes();
         if let Some(space) = &mut self.space {
             space.take(bytes);
@@ -281,6 +288,7 @@ impl SendCarrier for StagedSend {
         };
         match ready {
             Ok(_) => {
+                self.has_begun = true;
                 let current = self.current.insert(staged);
                 Begin::Frame(&current.payload)
             }

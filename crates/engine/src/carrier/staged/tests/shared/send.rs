@@ -57,6 +57,30 @@ fn payloads_that_arrive_during_a_send_share_a_copy() {
 }
 
 #[test]
+fn all_slots_are_filled_while_the_device_is_late() {
+    let (device, copies) = counting(StandIn::new(9));
+    let mut out = StagedSend::new(Pool::new(SLOT, 16 * SLOT));
+    let memory = some_memory(SLOT);
+    for round in 0..2 {
+        let before = copies();
+        for seq in 0..DEPTH + 1 {
+            out.push(answer(seq as u32, &device, &memory));
+        }
+        out.step(true).unwrap();
+        assert_eq!(copies(), before + 1, "at first, round {round}");
+        // The socket takes the whole payload at once, and the next one is not copied yet.
+        let bytes = begin(&mut out).unwrap();
+        send(&mut out, bytes, usize::MAX);
+        out.step(true).unwrap();
+        assert_eq!(copies(), before + 1 + DEPTH, "round {round}");
+        for _ in 0..DEPTH {
+            assert_eq!(send_next(&mut out).unwrap(), memory.content());
+        }
+        assert!(!out.is_busy());
+    }
+}
+
+#[test]
 fn room_is_counted_in_bytes_of_slots() {
     let (device, copies) = counting(StandIn::new(3));
     let push_all = |bytes: usize| {

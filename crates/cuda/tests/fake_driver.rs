@@ -120,6 +120,12 @@ fn batches_are_checked_alone() {
 }
 
 #[test]
+fn batches_are_right_although_their_kernels_begin_late() {
+    let (is_right, printed) = run(&["--batches"], &[("FAKE_CUDA_LATE_US", "3000")]);
+    assert!(is_right, "{printed}");
+}
+
+#[test]
 fn nothing_is_left_behind() {
     probe(&["--leak", "20"]);
 }

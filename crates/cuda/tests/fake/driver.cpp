@@ -10,6 +10,8 @@
 //   FAKE_CUDA_NO_PEERS=1      the GPUs have no access to each other's memory
 //   FAKE_CUDA_REFUSE=cuIpcGetMemHandle=801,cuMemMap=2   failing calls of shared_api.h, and copies of grids
 //   FAKE_CUDA_REFUSE=cuMemcpy2DAsync_v2=1%3             every third call fails
+//   FAKE_CUDA_LATE_US=3000    copy kernels begin every 3 ms, as beside long kernels of the application
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -140,9 +142,11 @@ struct grid {
   size_t width, height;
 };
 
+// Returns NOT_READY if a kernel on the way is not due yet.
 int run_until(stream *on, u64 position) {
   while (on->finished < position) {
     int code = failure ? failure : on->work.front()();
+    if (code == NOT_READY) return code;
     if (code) return failure = code;
     on->work.pop_front();
     on->finished++;
@@ -171,6 +175,17 @@ int copy_later(u64 to, u64 from, size_t len, stream *on, bool is_host_from, bool
     memcpy((void *)to, (void *)from, len);
     return 0;
   });
+}
+
+typedef std::chrono::steady_clock::time_point moment;
+
+// Returns when a kernel that is launched now begins.
+moment due() {
+  static const char *late = getenv("FAKE_CUDA_LATE_US");
+  if (!late) return {};
+  auto every = std::chrono::microseconds(atoi(late));
+  auto past = std::chrono::steady_clock::now().time_since_epoch();
+  return moment(past - past % every + every);
 }
 
 #include "shared.h"
@@ -373,7 +388,9 @@ API cuStreamQuery(stream *on) {
 }
 API cuStreamSynchronize(stream *on) {
   LOCKED;
-  return failure ? failure : run_until(on, on->pushed);
+  int code = failure;
+  while (!code && (code = run_until(on, on->pushed)) == NOT_READY) code = SUCCESS;
+  return code;
 }
 API cuEventCreate(event **made, unsigned flags) {
   LOCKED;
@@ -449,7 +466,9 @@ API cuLaunchKernel(u64 function, unsigned across, unsigned down, unsigned, unsig
   else table = *(const void **)parameters[0];
   u64 bytes = count * (all ? sizeof(pair) : sizeof(item));
   if (!table && bytes > sizeof *items) return INVALID_VALUE;
+  moment begins = due();
   return push(on, [=] {
+    if (begins > std::chrono::steady_clock::now()) return (int)NOT_READY;
     if (table && !reaches(owner, (u64)table, bytes)) return (int)ILLEGAL_ADDRESS;
     for (u32 i = 0; i < count; i++) {
       range work = range_of(table ? table : items.get(), i, from, to, all);

@@ -478,6 +478,12 @@ impl<O: Offer, A> Lane<O, A> {
         self.read_offers.iter().chain(&self.write_offers)
     }
 
+    /// Returns the number of queued offers.
+    #[must_use]
+    pub fn offered(&self) -> usize {
+        self.read_offers.len() + self.write_offers.len()
+    }
+
     /// Returns the bytes of this side's chunks in flight.
     #[must_use]
     pub fn load(&self) -> u64 {

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::Connection;
-use super::lane::Lane;
+use super::lane::{Books, Lane};
 use crate::carrier::comm::is_inline;
 use crate::config::SameHostKind;
 use crate::link::LaneInfo;
@@ -23,9 +23,16 @@ impl Lane {
         }
     }
 
+    /// Publishes what the lane has in flight and queued, for the choice of lanes.
+    pub(super) fn note_load(&self, books: &Books) {
+        let (load, queued) = (books.lane.load() as usize, books.lane.offered());
+        self.load.store(load, Ordering::Relaxed);
+        self.queued.store(queued, Ordering::Relaxed);
+    }
+
     fn stats(&self, with_kernel: bool) -> LaneStats {
         let info = self.info();
-        let queued = self.books.lock().lane.queued_offers().count();
+        let queued = self.books.lock().lane.offered();
         LaneStats {
             index: info.index,
             local: info.local,

@@ -297,8 +297,11 @@ impl Connection {
             if lane.is_unfinished() {
                 lane.call_worker();
             }
-            let others = near.filter(|other| other.index() != lane.index());
-            for other in others.take(run.plan.len() - 1) {
+            // Those after it come first: the runs with fewer chunks than lanes would otherwise all
+            // share the first few lanes.
+            let after = near.clone().filter(|other| other.index() > lane.index());
+            let before = near.filter(|other| other.index() < lane.index());
+            for other in after.chain(before).take(run.plan.len() - 1) {
                 if other.push_run(run) {
                     other.call_worker();
                 }
@@ -324,7 +327,7 @@ impl Connection {
         {
             return Some(lane);
         }
-        least_loaded(self.near_lanes(run, lanes)).or(express)
+        least_loaded(self.near_lanes(run, lanes), run).or(express)
     }
 
     /// Returns the bulk lanes that a run uses: the lanes over the interfaces nearest to its memory,
@@ -520,11 +523,17 @@ pub(super) fn carrier_of(lanes: &[Arc<Lane>], bulk_lanes: usize) -> Option<&Arc<
     express.next().or_else(|| lanes.first())
 }
 
-/// Returns the live lane with the fewest bytes in flight.
-fn least_loaded<'a>(lanes: impl Iterator<Item = &'a Arc<Lane>>) -> Option<&'a Arc<Lane>> {
-    lanes
-        .filter(|lane| !lane.is_down())
-        .min_by_key(|lane| lane.load.load(Ordering::Relaxed))
+/// Returns the live lane with the fewest bytes in flight, counting a chunk for each run that it has
+/// queued: of many runs that are posted together, a worker takes chunks later.
+fn least_loaded<'a>(
+    lanes: impl Iterator<Item = &'a Arc<Lane>>,
+    run: &Run,
+) -> Option<&'a Arc<Lane>> {
+    let chunk_bytes = run.plan.bytes as usize / run.plan.len().max(1);
+    lanes.filter(|lane| !lane.is_down()).min_by_key(|lane| {
+        let queued = lane.queued.load(Ordering::Relaxed);
+        lane.load.load(Ordering::Relaxed) + queued.saturating_mul(chunk_bytes)
+    })
 }
 
 #[cfg(test)]

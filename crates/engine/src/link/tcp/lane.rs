@@ -87,6 +87,8 @@ pub(crate) struct Lane {
     pub(super) beside_in: Beside,
     /// Bytes of this side's chunks in flight.
     pub(super) load: AtomicUsize,
+    /// Queued runs, from which it may take more chunks.
+    pub(super) queued: AtomicUsize,
     /// Bytes that must be available before the stream is reported as readable. Greater than 1 only
     /// while more than that is still to come; changes under `receiver`.
     wake_level: AtomicUsize,
@@ -163,6 +165,7 @@ impl Lane {
             beside_out: Beside::default(),
             beside_in: Beside::default(),
             load: AtomicUsize::new(0),
+            queued: AtomicUsize::new(0),
             wake_level: AtomicUsize::new(1),
             in_bulk: AtomicBool::new(false),
             attended: AtomicU64::new(0),
@@ -369,31 +372,12 @@ impl Lane {
         self.has_patient.store(true, Ordering::SeqCst);
     }
 
-    /// Queues a ping, unless that would exceed the peer's limit for unanswered pings.
-    pub(super) fn push_ping(&self, token: u64) {
-        let _ = self.books.lock().lane.push_ping(token);
-        self.mark_dirty();
-    }
-
-    /// Queues the answer to a ping.
-    pub(super) fn push_pong(&self, token: u64) {
-        self.books.lock().lane.push_pong(token);
-        self.mark_dirty();
-    }
-
-    /// Queues a ping behind the replies for all landed chunks. Returns false if the lane is closed or
-    /// that would exceed the peer's limit for unanswered pings.
-    pub(super) fn push_mark(&self, ping: u64) -> bool {
-        // Includes bytes that were just received: their notification may already be visible.
-        drop(self.delivery.lock());
-        let is_queued = self.books.lock().lane.push_mark(ping);
-        self.mark_dirty();
-        is_queued
-    }
-
     /// Queues a run; returns false if the lane is closed.
     pub(super) fn push_run(&self, run: &Arc<Run>) -> bool {
-        let queued = self.books.lock().lane.offer(Offered(Arc::clone(run)));
+        let mut books = self.books.lock();
+        let queued = books.lane.offer(Offered(Arc::clone(run)));
+        self.note_load(&books);
+        drop(books);
         if queued.is_ok() {
             self.mark_dirty();
         }
@@ -409,9 +393,8 @@ impl Lane {
             let path = self.path_of_chunk(chunk);
             self.counters.written(path, chunk.bytes() as u64);
         }
-        let load = books.lane.load();
-        if load != before {
-            self.load.store(load as usize, Ordering::Relaxed);
+        if books.lane.load() != before {
+            self.note_load(&books);
             // A chunk of this side is settled, so the window has room again.
             if books.lane.has_work() {
                 self.mark_dirty();

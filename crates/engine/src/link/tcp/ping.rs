@@ -59,6 +59,30 @@ impl Pings {
     }
 }
 
+impl Lane {
+    /// Queues a ping, unless that would exceed the peer's limit for unanswered pings.
+    pub(super) fn push_ping(&self, token: u64) {
+        let _ = self.books.lock().lane.push_ping(token);
+        self.mark_dirty();
+    }
+
+    /// Queues the answer to a ping.
+    pub(super) fn push_pong(&self, token: u64) {
+        self.books.lock().lane.push_pong(token);
+        self.mark_dirty();
+    }
+
+    /// Queues a ping behind the replies for all landed chunks. Returns false if the lane is closed or
+    /// that would exceed the peer's limit for unanswered pings.
+    pub(super) fn push_mark(&self, ping: u64) -> bool {
+        // Includes bytes that were just received: their notification may already be visible.
+        drop(self.delivery.lock());
+        let is_queued = self.books.lock().lane.push_mark(ping);
+        self.mark_dirty();
+        is_queued
+    }
+}
+
 impl Connection {
     /// Sends a ping on a lane and waits for the answer.
     pub(super) fn ping(&self, index: usize, timeout: Duration) -> Option<Duration> {

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use tcpx_net::Cursor;
 use tcpx_proto::frame::{FLAG_MORE, FLAG_NOTIFY, Header, Kind};
@@ -208,6 +207,7 @@ impl Sender {
         if let Some(way) = self.carriers.preparing() {
             // Payload that can be prepared in the meantime comes first, then payload that is ready.
             let begun = self.choose(Kinds::Prepared, &mut books, lane, connection);
+            lane.note_load(&books);
             // Polling a device takes microseconds.
             drop(books);
             if begun || self.begin(way, lane, None) {
@@ -216,8 +216,7 @@ impl Sender {
             books = lane.books.lock();
         }
         let begun = self.choose(Kinds::All, &mut books, lane, connection);
-        let load = books.lane.load() as usize;
-        lane.load.store(load, Ordering::Relaxed);
+        lane.note_load(&books);
         self.has_more = books.lane.has_work();
         let waits = self.has_more && books.lane.waits_for_window();
         if waits && !self.waits_for_window {

@@ -82,20 +82,28 @@ impl Undriven {
 
     /// Submits a READ of 16 chunks of memory that is near these interfaces.
     fn submit(&self, near: InterfaceSet) -> Arc<Run> {
-        const CHUNK: usize = 1 << 20;
+        self.submit_in_chunks(16, 1 << 20, near)
+    }
+
+    fn submit_in_chunks(&self, count: usize, chunk_bytes: usize, near: InterfaceSet) -> Arc<Run> {
+        let run = self.run(count, chunk_bytes, near);
+        self.has_lane(&run);
+        self.connection.submit(&run);
+        run
+    }
+
+    fn run(&self, count: usize, chunk_bytes: usize, near: InterfaceSet) -> Arc<Run> {
         // SAFETY: nothing accesses the memory, since the READ is never answered.
-        let local = unsafe { Span::new(4096 as *mut u8, 16 * CHUNK) };
+        let local = unsafe { Span::new(4096 as *mut u8, count * chunk_bytes) };
         let limits = Limits {
-            chunk_bytes: CHUNK,
+            chunk_bytes,
             lanes: INTERFACES.len(),
         };
         let mut plan = Plan::new(Op::Read, Pieces::untouched(local, 0), limits);
         plan.near = near;
+        assert_eq!(plan.len(), count);
         let number = self.connection.context.next_id();
-        let run = Arc::new(Run::new(number, Arc::new(plan), After::Nothing));
-        self.has_lane(&run);
-        self.connection.submit(&run);
-        run
+        Arc::new(Run::new(number, Arc::new(plan), After::Nothing))
     }
 
     /// Returns the lanes that take chunks of the run.
@@ -153,6 +161,41 @@ fn a_run_uses_the_lanes_over_the_interfaces_near_its_memory() {
     let of_host = undriven.submit(InterfaceSet::ALL);
     assert_eq!(undriven.lanes_of(&of_host), [0, 1, 2, 3]);
     assert_eq!(of_host.lanes.load(Ordering::Relaxed), 4);
+}
+
+#[test]
+fn runs_with_few_chunks_use_all_lanes_alike() {
+    let undriven = Undriven::new();
+    let mut uses = [0; INTERFACES.len()];
+    for _ in 0..8 {
+        let run = undriven.submit_in_chunks(2, 128 << 10, InterfaceSet::ALL);
+        let lanes = undriven.lanes_of(&run);
+        assert_eq!(lanes.len(), 2);
+        for lane in lanes {
+            uses[lane] += 1;
+        }
+        // The first lane takes its chunk at once.
+        let lanes = undriven.connection.lanes.load();
+        let first = &lanes[run.lane.load(Ordering::Relaxed)];
+        undriven.connection.pump(first, BUDGET);
+    }
+    assert_eq!(uses, [4; INTERFACES.len()]);
+}
+
+/// Workers take chunks later than an application posts its transfers.
+#[test]
+fn a_run_begins_on_a_lane_with_few_queued_runs() {
+    let undriven = Undriven::new();
+    let run = || undriven.run(2, 128 << 10, InterfaceSet::ALL);
+    let queue = |lane: usize| {
+        let lanes = undriven.connection.lanes.load();
+        assert!(lanes[lane].push_run(&run()));
+    };
+    [0, 0, 0, 1, 1, 2, 3, 3, 3].into_iter().for_each(queue);
+    let next = run();
+    undriven.connection.submit(&next);
+    assert_eq!(undriven.lanes_of(&next), [2, 3]);
+    assert_eq!(next.lane.load(Ordering::Relaxed), 2);
 }
 
 /// A lane requests its share of a READ at once, which is larger if fewer lanes take part.

@@ -2,29 +2,38 @@
 //!
 //! A kernel that reads or writes pinned memory occupies the device's processors while it waits for
 //! the bus, and every launch takes time from the application's short kernels. So one launch gathers
-//! the blocks of many callers' copies into a *cell* of device memory, and the copy engine moves
-//! each copy's part of the cell to pinned memory. In the other direction, the copy engine fills the
-//! cell as copies are requested, and one launch scatters all of them.
+//! the blocks of many callers' copies into a ring of device memory, and the copy engine moves each
+//! copy's part of the ring to pinned memory. In the other direction, the copy engine fills the ring
+//! as copies are requested, and one launch scatters all of them.
 //!
-//! A batch is started when its cell is full, when a caller waits for one of its copies and no other
-//! batch of that direction is in flight, or when it has lingered for [`LINGER`] and a caller asks for
-//! any copy of that direction.
+//! A batch is started when it is full, when a caller waits for one of its copies and no other batch
+//! of that direction is in flight, or when it has lingered for [`LINGER`], another one can be opened,
+//! and a caller asks for any copy of that direction.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::memory::DeviceMemory;
+use crate::ring::Ring;
 use crate::rows::is_for_engine;
 use crate::{Device, Queue, Range, Ticket, give_way};
 
-/// Bytes of a cell: launches of this size barely disturb the application's kernels.
-const CELL_BYTES: usize = 16 << 20;
-/// Cells of each direction: one being filled, one at the kernel, and one at the copy engine.
-const CELLS: usize = 3;
-/// Maximum copies of one batch: each is a ticket of the cell's queue, which has twice as many.
+/// Maximum bytes of a batch: launches of this size barely disturb the application's kernels.
+const MAX_BYTES: usize = 16 << 20;
+/// Memory of each direction, in longest batches: one being filled, one at the kernel, and one at the
+/// copy engine.
+const MEMORY_BATCHES: usize = 3;
+/// Maximum batches of each direction at a time: more than fit if all are long, since those that
+/// start before they are full should not keep others from the memory that they leave.
+const BATCHES: usize = 6;
+/// Maximum copies of one batch: each is a ticket of the batch's queue, which has twice as many.
 const MAX_PARTS: usize = 32;
+/// Bytes of an item of the ring, which reserves eight at a time: accesses of the kernel stay
+/// aligned.
+const ITEM_BYTES: usize = 32;
 /// Minimum bytes of a batched copy: a shorter copy completes sooner without the detour.
 const LEAST_BYTES: usize = 512 << 10;
 /// Maximum time that a copy without a waiting caller is delayed for others to join it. At 20 GB/s, 10
@@ -55,8 +64,9 @@ pub enum Wish {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchTicket {
     direction: Move,
-    cell: usize,
-    batch: u64,
+    /// The place of the batch, and its number.
+    at: usize,
+    number: u64,
     part: usize,
 }
 
@@ -70,32 +80,50 @@ pub struct Batches {
 /// The batches of one direction.
 struct Half {
     direction: Move,
+    /// Maximum bytes of a batch, which always fit an empty ring.
+    most: usize,
     /// Number of bytes with which a batch counts as full.
     full: usize,
-    cells: Vec<Cell>,
-    /// The cell whose batch accepts copies.
+    /// Places for batches, each with a queue of its own. Dropped before the memory: that waits until
+    /// nothing uses it. Empty once the device has failed.
+    batches: Vec<Batch>,
+    /// The place of the batch that accepts copies.
     open: Option<usize>,
-    batches: u64,
-    /// The failure that ended all cells, if any.
+    /// The places of batches that have started, oldest first: they free the ring in this order.
+    started: VecDeque<usize>,
+    /// The number of the last batch.
+    last: u64,
+    ring: Ring,
+    memory: DeviceMemory,
+    /// The failure that ended all batches, if any.
     failed: Option<Error>,
 }
 
-struct Cell {
-    // Dropped first: that waits until nothing uses the memory.
+struct Batch {
     queue: Box<dyn Queue>,
-    memory: DeviceMemory,
-    batch: u64,
+    number: u64,
     opened: Instant,
-    // ≤ memory.len()
+    state: State,
     used: usize,
-    /// The blocks of all copies, in the order of the cell's bytes.
+    /// The position in the ring up to which the memory is free once the batch is over.
+    end: u64,
+    /// The memory of all copies, in ascending order: one range, unless lengths are odd.
+    room: Vec<Range>,
+    /// The blocks of all copies, in the order of that memory.
     blocks: Vec<Range>,
     parts: Vec<Part>,
-    is_started: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// All copies have completed, and the memory is free.
+    Idle,
+    Open,
+    Started,
 }
 
 struct Part {
-    /// The position in the cell.
+    /// Its memory.
     at: Range,
     host: usize,
     /// The ticket of the copy that completes this part.
@@ -104,25 +132,12 @@ struct Part {
 
 impl Batches {
     /// Allocates at most `bytes` of the device's memory, half of it for each direction. A batch is
-    /// full at `full` bytes, or when its cell is.
+    /// full at `full` bytes, or at [`MAX_BYTES`].
     ///
     /// # Errors
     /// The device has not enough memory.
     pub fn new(device: &dyn Device, bytes: usize, full: usize) -> Result<Self, Error> {
-        let cell = (bytes / 2).min(CELL_BYTES);
-        let cells = (bytes / 2).checked_div(cell).unwrap_or(0).min(CELLS);
-        let half = |direction| {
-            let cells: Result<Vec<_>, Error> =
-                (0..cells).map(|_| Cell::new(device, cell)).collect();
-            Ok::<_, Error>(Mutex::new(Half {
-                direction,
-                full: full.min(cell),
-                cells: cells?,
-                open: None,
-                batches: 0,
-                failed: None,
-            }))
-        };
+        let half = |direction| Half::new(device, direction, bytes / 2, full).map(Mutex::new);
         Ok(Self {
             identity: device.identity(),
             gathers: half(Move::Gather)?,
@@ -146,6 +161,13 @@ impl Batches {
             half.is_none_or(|mut half| half.open.is_some() || half.is_in_flight())
         };
         !is_for_engine(blocks) && (len >= LEAST_BYTES || is_busy())
+    }
+
+    /// Returns whether a copy of `len` bytes had better wait: it is long, and there is no room for it
+    /// until batches end.
+    #[must_use]
+    pub fn is_full(&self, direction: Move, len: usize) -> bool {
+        len >= LEAST_BYTES && self.half(direction).lock().is_full(len)
     }
 
     /// Adds a copy between blocks of device memory and as many bytes of pinned memory at `host`.
@@ -206,147 +228,231 @@ impl std::fmt::Debug for Batches {
 }
 
 impl Half {
+    fn new(device: &dyn Device, direction: Move, bytes: usize, full: usize) -> Result<Self, Error> {
+        let memory = device.allocate(bytes.min(MEMORY_BATCHES * MAX_BYTES))?;
+        let batches: Result<_, _> = (0..BATCHES).map(|_| Batch::new(device)).collect();
+        let capacity = memory.len() / ITEM_BYTES / 8 * 8;
+        let most = (capacity * ITEM_BYTES).min(MAX_BYTES);
+        Ok(Self {
+            direction,
+            most,
+            full: full.min(most),
+            batches: batches?,
+            open: None,
+            started: VecDeque::with_capacity(BATCHES),
+            last: 0,
+            ring: Ring::new(capacity),
+            memory,
+            failed: None,
+        })
+    }
+
     fn add(&mut self, blocks: &[Range], host: *mut u8, len: usize) -> Option<BatchTicket> {
-        let at = match self.open {
-            Some(open) if self.cells[open].has_room(len) => open,
-            Some(open) => {
-                self.start(open);
-                self.open_cell(len)?
-            }
-            None => self.open_cell(len)?,
+        if self.failed.is_some() || len == 0 || len > self.most {
+            return None;
+        }
+        if self.open.is_some_and(|open| !self.may_join(open, len)) {
+            self.start_open();
+        }
+        let Some(address) = self.reserve(len) else {
+            // What is open makes room once it is over.
+            self.start_open();
+            return None;
+        };
+        let at = Range { address, len };
+        if self
+            .open
+            .is_some_and(|open| self.batches[open].is_beyond(at))
+        {
+            // The ring begins again.
+            self.start_open();
+        }
+        let Some(place) = self.open.or_else(|| self.open_batch()) else {
+            self.ring.trim(items(len), 0);
+            return None;
         };
         let direction = self.direction;
-        let cell = &mut self.cells[at];
+        let batch = &mut self.batches[place];
+        batch.end = self.ring.position();
         let ticket = BatchTicket {
             direction,
-            cell: at,
-            batch: cell.batch,
-            part: cell.parts.len(),
+            at: place,
+            number: batch.number,
+            part: batch.parts.len(),
         };
-        if let Err(error) = cell.add(direction, blocks, host, len) {
+        if let Err(error) = batch.add(direction, blocks, host, at) {
             self.fail(error);
             return None;
         }
-        if cell.used >= self.full || cell.parts.len() == MAX_PARTS {
-            self.start(at);
+        if batch.used >= self.full || batch.parts.len() == MAX_PARTS {
+            self.start_open();
         }
         Some(ticket)
     }
 
-    /// Begins a batch in a free cell.
-    fn open_cell(&mut self, len: usize) -> Option<usize> {
-        let at = self
-            .cells
-            .iter_mut()
-            .position(|cell| len <= cell.memory.len() && cell.is_free())?;
-        self.batches += 1;
-        self.cells[at].open(self.batches);
-        self.open = Some(at);
-        Some(at)
+    fn may_join(&self, open: usize, len: usize) -> bool {
+        self.batches[open].used + len <= self.most
+    }
+
+    /// Reserves memory, and returns its address.
+    fn reserve(&mut self, len: usize) -> Option<usize> {
+        if !self.ring.has_room(items(len)) {
+            self.reap();
+        }
+        let at = self.ring.reserve(items(len))?;
+        Some(self.memory.address() + at * ITEM_BYTES)
+    }
+
+    /// Returns whether a copy finds no room until batches end. What is open is started then.
+    fn is_full(&mut self, len: usize) -> bool {
+        if self.failed.is_some() || len > self.most {
+            return false;
+        }
+        self.reap();
+        let may_join = self.open.is_some_and(|open| self.may_join(open, len));
+        let has_place = may_join || self.spare().is_some();
+        if has_place && self.ring.has_room(items(len)) {
+            return false;
+        }
+        self.start_open();
+        true
+    }
+
+    /// Returns the place of a batch that can be opened.
+    fn spare(&self) -> Option<usize> {
+        let mut states = self.batches.iter().map(|batch| batch.state);
+        states.position(|state| state == State::Idle)
+    }
+
+    fn open_batch(&mut self) -> Option<usize> {
+        if self.spare().is_none() {
+            self.reap();
+        }
+        let place = self.spare()?;
+        self.last += 1;
+        self.batches[place].open(self.last);
+        self.open = Some(place);
+        Some(place)
     }
 
     fn is_done(&mut self, ticket: BatchTicket, wish: Wish) -> Result<bool, Error> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        let cell = &mut self.cells[ticket.cell];
-        // The cell was reused, so all copies of the earlier batch have completed.
-        if cell.batch != ticket.batch {
+        // Its place was used again, so all of its copies have completed.
+        if self.batches[ticket.at].number != ticket.number {
             return Ok(true);
         }
-        if !cell.is_started {
+        if self.open == Some(ticket.at) {
             let is_due = match wish {
                 Wish::Now => true,
-                Wish::Soon => cell.has_lingered() || !self.is_in_flight(),
-                Wish::Later => cell.has_lingered(),
+                Wish::Soon => self.is_overdue() || !self.is_in_flight(),
+                Wish::Later => self.is_overdue(),
             };
             if !is_due {
                 return Ok(false);
             }
-            self.start(ticket.cell);
+            self.start_open();
             if let Some(error) = &self.failed {
                 return Err(error.clone());
             }
         }
-        let outcome = self.cells[ticket.cell].is_over(ticket.part);
-        if outcome == Ok(false) {
-            self.start_overdue();
+        let outcome = self.batches[ticket.at].is_over(ticket.part);
+        // Callers that wait for an earlier batch see to the open one: where the application's
+        // kernels delay the earlier one, nobody asks for the copies of this one yet, and it would
+        // miss the moment in which both can run.
+        if outcome == Ok(false) && self.is_overdue() {
+            self.start_open();
         }
         outcome.inspect_err(|error| self.fail(error.clone()))
     }
 
-    /// Starts the open batch if it has lingered. Callers that wait for an earlier batch see to it:
-    /// where the application's kernels delay that one, nobody asks for the copies of this one yet,
-    /// and it would miss the moment in which both can run.
-    fn start_overdue(&mut self) {
-        if let Some(open) = self.open
-            && self.cells[open].has_lingered()
-        {
-            self.start(open);
+    /// Returns whether the open batch has lingered, and another one can take what follows.
+    fn is_overdue(&mut self) -> bool {
+        let has_lingered = |open: usize| self.batches[open].opened.elapsed() >= LINGER;
+        if !self.open.is_some_and(has_lingered) {
+            return false;
         }
+        if self.spare().is_none() {
+            self.reap();
+        }
+        self.spare().is_some()
     }
 
     /// Returns whether a batch is in flight.
     fn is_in_flight(&mut self) -> bool {
-        let mut cells = self.cells.iter_mut();
-        cells.any(|cell| cell.is_started && !cell.is_free())
+        self.reap();
+        !self.started.is_empty()
     }
 
-    fn start(&mut self, at: usize) {
-        self.open.take_if(|open| *open == at);
-        if let Err(error) = self.cells[at].start(self.direction) {
+    /// Frees the memory of batches that are over. Callers that ask for a failed copy find the
+    /// failure.
+    fn reap(&mut self) {
+        while let Some(&oldest) = self.started.front() {
+            let batch = &mut self.batches[oldest];
+            let last = batch.parts.len().saturating_sub(1);
+            if !batch.is_over(last).unwrap_or(false) {
+                return;
+            }
+            batch.state = State::Idle;
+            self.ring.free(batch.end);
+            self.started.pop_front();
+        }
+    }
+
+    /// Starts the open batch, if there is one.
+    fn start_open(&mut self) {
+        let Some(open) = self.open.take() else { return };
+        self.started.push_back(open);
+        if let Err(error) = self.batches[open].start(self.direction) {
             self.fail(error);
         }
     }
 
-    /// Gives up the cells: dropping their queues waits until nothing runs any more.
+    /// Gives up the batches: dropping their queues waits until nothing runs any more.
     fn fail(&mut self, error: Error) {
         self.open = None;
-        self.cells.clear();
+        self.started.clear();
+        self.batches.clear();
         self.failed = Some(error);
     }
 }
 
-impl Cell {
-    fn new(device: &dyn Device, bytes: usize) -> Result<Self, Error> {
+/// Returns the items of the ring that hold so many bytes.
+fn items(len: usize) -> usize {
+    len.div_ceil(ITEM_BYTES)
+}
+
+impl Batch {
+    fn new(device: &dyn Device) -> Result<Self, Error> {
         Ok(Self {
             queue: device.queue()?,
-            memory: device.allocate(bytes)?,
-            batch: 0,
+            number: 0,
             opened: Instant::now(),
+            state: State::Idle,
             used: 0,
+            end: 0,
+            room: Vec::new(),
             blocks: Vec::new(),
             parts: Vec::with_capacity(MAX_PARTS),
-            is_started: true,
         })
     }
 
-    fn has_room(&self, len: usize) -> bool {
-        self.used + len <= self.memory.len()
-    }
-
-    /// Returns whether its batch accepts copies for so long that it is to start.
-    fn has_lingered(&self) -> bool {
-        self.opened.elapsed() >= LINGER
-    }
-
-    /// Returns whether every copy of its batch has completed. Callers that ask for a failed copy
-    /// find the failure.
-    fn is_free(&mut self) -> bool {
-        self.is_started
-            && match self.parts.len() {
-                0 => true,
-                parts => self.is_over(parts - 1).unwrap_or(false),
-            }
-    }
-
-    fn open(&mut self, batch: u64) {
-        self.batch = batch;
+    fn open(&mut self, number: u64) {
+        self.number = number;
         self.opened = Instant::now();
+        self.state = State::Open;
         self.used = 0;
+        self.room.clear();
         self.blocks.clear();
         self.parts.clear();
-        self.is_started = false;
+    }
+
+    /// Returns whether its memory lies beyond this.
+    fn is_beyond(&self, at: Range) -> bool {
+        self.room
+            .last()
+            .is_some_and(|last| at.address < last.address)
     }
 
     fn add(
@@ -354,18 +460,18 @@ impl Cell {
         direction: Move,
         blocks: &[Range],
         host: *mut u8,
-        len: usize,
+        at: Range,
     ) -> Result<(), Error> {
-        let at = Range {
-            address: self.memory.address() + self.used,
-            len,
-        };
         if direction == Move::Scatter {
-            // SAFETY: the caller of `Batches::add` keeps the pinned memory; the cell is owned by
-            // this value, and no other copy of the batch uses this part.
+            // SAFETY: the caller of `Batches::add` keeps the pinned memory; the part of the ring is
+            // reserved for this copy.
             unsafe { self.queue.scatter(host, &[at])? };
         }
-        self.used += len;
+        self.used += at.len;
+        match self.room.last_mut() {
+            Some(last) if last.address + last.len == at.address => last.len += at.len,
+            _ => self.room.push(at),
+        }
         self.blocks.extend_from_slice(blocks);
         self.parts.push(Part {
             at,
@@ -376,16 +482,12 @@ impl Cell {
     }
 
     fn start(&mut self, direction: Move) -> Result<(), Error> {
-        self.is_started = true;
-        let cell = [Range {
-            address: self.memory.address(),
-            len: self.used,
-        }];
+        self.state = State::Started;
         match direction {
             Move::Gather => {
                 // SAFETY: callers of `Batches::add` keep blocks and pinned memory until their
                 // copies have completed, which the tickets of their parts report.
-                unsafe { self.queue.copy(&self.blocks, &cell)? };
+                unsafe { self.queue.copy(&self.blocks, &self.room)? };
                 for part in &mut self.parts {
                     let host = std::ptr::with_exposed_provenance_mut(part.host);
                     // SAFETY: as above.
@@ -393,8 +495,8 @@ impl Cell {
                 }
             }
             Move::Scatter => {
-                // SAFETY: as above; the queue has filled the cell before this begins.
-                let ticket = unsafe { self.queue.copy(&cell, &self.blocks)? };
+                // SAFETY: as above; the queue has filled the memory before this begins.
+                let ticket = unsafe { self.queue.copy(&self.room, &self.blocks)? };
                 for part in &mut self.parts {
                     part.ticket = Some(ticket);
                 }

@@ -20,16 +20,28 @@ impl Ring {
 
     /// Reserves `count` adjacent items and returns their position; `None` if there is no room.
     pub(crate) fn reserve(&mut self, count: usize) -> Option<usize> {
-        // Blocks of the kernel read eight items at once.
-        let count = (count as u64).next_multiple_of(8);
+        let start = self.start_of(count)?;
+        if self.is_empty() {
+            self.tail = start;
+        }
+        self.head = start + whole(count);
+        usize::try_from(start % self.capacity).ok()
+    }
+
+    /// Returns whether `count` items can be reserved.
+    pub(crate) fn has_room(&self, count: usize) -> bool {
+        self.start_of(count).is_some()
+    }
+
+    /// Returns where `count` items would begin.
+    fn start_of(&self, count: usize) -> Option<u64> {
+        let count = whole(count);
         if count > self.capacity {
             return None;
         }
-        if self.head == self.tail {
-            // Nothing is in use: restarts at the beginning, which is more likely to be in the
-            // cache.
-            self.head = self.head.next_multiple_of(self.capacity);
-            self.tail = self.head;
+        if self.is_empty() {
+            // Restarts at the beginning, which is more likely to be in the cache.
+            return Some(self.head.next_multiple_of(self.capacity));
         }
         let at = self.head % self.capacity;
         let skipped = if at + count > self.capacity {
@@ -37,17 +49,17 @@ impl Ring {
         } else {
             0
         };
-        if self.head + skipped + count > self.tail + self.capacity {
-            return None;
-        }
         let start = self.head + skipped;
-        self.head = start + count;
-        usize::try_from(start % self.capacity).ok()
+        (start + count <= self.tail + self.capacity).then_some(start)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.head == self.tail
     }
 
     /// Returns the unused end of the last reservation: keeps `used` of `reserved` items.
     pub(crate) fn trim(&mut self, reserved: usize, used: usize) {
-        self.head -= (reserved as u64).next_multiple_of(8) - (used as u64).next_multiple_of(8);
+        self.head -= whole(reserved) - whole(used);
     }
 
     /// Returns the position to free up to, once everything reserved so far is no longer used.
@@ -59,6 +71,11 @@ impl Ring {
     pub(crate) fn free(&mut self, position: u64) {
         self.tail = self.tail.max(position);
     }
+}
+
+/// Rounds up: blocks of the kernel read eight items at once.
+fn whole(count: usize) -> u64 {
+    (count as u64).next_multiple_of(8)
 }
 
 #[cfg(test)]
@@ -79,7 +96,10 @@ mod tests {
                 if frees && let Some((_, _, position)) = used.pop_front() {
                     ring.free(position);
                 }
-                let Some(start) = ring.reserve(wanted) else {
+                let has_room = ring.has_room(wanted);
+                let reserved = ring.reserve(wanted);
+                prop_assert_eq!(has_room, reserved.is_some());
+                let Some(start) = reserved else {
                     prop_assert!(!used.is_empty(), "an empty ring refused {wanted}");
                     continue;
                 };

@@ -151,28 +151,28 @@ impl Copy {
 
 const CELL: usize = 1 << 20;
 
-/// Creates batches with one cell of [`CELL`] bytes for each direction.
+/// Creates batches with [`CELL`] bytes for each direction, which is less than a longest batch.
 fn batches(device: &dyn Device, full: usize) -> Batches {
-    let batches = Batches::new(device, 2 * CELL, full).unwrap();
-    assert_eq!(batches.gathers.lock().cells.len(), 1);
-    batches
+    Batches::new(device, 2 * CELL, full).unwrap()
 }
 
 #[test]
-fn cells_follow_from_the_memory_that_may_be_taken() {
+fn memory_follows_from_what_may_be_taken() {
     let device = StandIn::new(1);
-    for (bytes, cells, cell) in [
-        (96 << 20, 3, 16 << 20),
-        (1 << 30, 3, 16 << 20),
-        (16 << 20, 1, 8 << 20),
-        (80 << 20, 2, 16 << 20),
-        (2 << 20, 1, 1 << 20),
+    for (bytes, taken, most) in [
+        (96 << 20, 48 << 20, 16 << 20),
+        (1 << 30, 48 << 20, 16 << 20),
+        (16 << 20, 8 << 20, 8 << 20),
+        (80 << 20, 40 << 20, 16 << 20),
+        ((2 << 20) + 600, (1 << 20) + 300, (1 << 20) + 256),
     ] {
         let batches = Batches::new(&device, bytes, usize::MAX).unwrap();
         for half in [&batches.gathers, &batches.scatters] {
             let half = half.lock();
-            assert_eq!(half.cells.len(), cells);
-            assert!(half.cells.iter().all(|c| c.memory.len() == cell));
+            assert_eq!(
+                (half.memory.len(), half.most, half.full),
+                (taken, most, most)
+            );
         }
     }
 }
@@ -223,8 +223,7 @@ fn a_copy_that_nobody_waits_for_does_not_linger_for_ever() {
 fn a_batch_starts_although_callers_wait_for_an_earlier_one() {
     for direction in [Move::Gather, Move::Scatter] {
         let device = Counting::new(StandIn::new(8));
-        // Two cells for each direction.
-        let batches = Batches::new(&device, 64 << 20, 1000).unwrap();
+        let batches = batches(&device, 1000);
         let (full, short) = (Copy::new(&[400, 600], 1), Copy::new(&[400], 2));
         device.is_late.store(true, Ordering::Relaxed);
         let first = full.add(&batches, direction).unwrap();
@@ -239,19 +238,33 @@ fn a_batch_starts_although_callers_wait_for_an_earlier_one() {
         batches.wait(first).unwrap();
         batches.wait(later).unwrap();
         assert_eq!(device.launches(), 2);
+        for mut copy in [full, short] {
+            assert_eq!(copy.in_blocks(), copy.on_host(), "{direction:?}");
+        }
     }
 }
 
 #[test]
-fn without_a_free_cell_nothing_is_added() {
+fn without_memory_nothing_is_added() {
     let device = Counting::new(StandIn::new(5));
     let batches = batches(&device, CELL);
     let copies: Vec<_> = (0..2).map(|i| Copy::new(&[CELL / 2 + 1], i)).collect();
+    assert!(!batches.is_full(Move::Gather, CELL));
     let first = copies[0].add(&batches, Move::Gather).unwrap();
-    // The cell is started to make room; until it is done there is no other.
-    let second = copies[1].add(&batches, Move::Gather);
+    assert!(!batches.is_full(Move::Gather, CELL / 2 - 1), "it joins");
+    assert!(!batches.is_full(Move::Gather, CELL + 1), "it never will");
+    assert!(!batches.is_full(Move::Scatter, CELL), "memory of its own");
+    assert_eq!(device.launches(), 0);
+    device.is_late.store(true, Ordering::Relaxed);
+    // The first is started to make room.
+    assert!(batches.is_full(Move::Gather, CELL / 2 + 1));
+    assert!(!batches.is_full(Move::Gather, 4096), "short");
     assert_eq!(device.launches(), 1);
+    let second = copies[1].add(&batches, Move::Gather);
+    assert!(second.is_none());
+    device.is_late.store(false, Ordering::Relaxed);
     batches.wait(first).unwrap();
+    assert!(!batches.is_full(Move::Gather, CELL / 2 + 1));
     let second = second.or_else(|| copies[1].add(&batches, Move::Gather));
     batches.wait(second.unwrap()).unwrap();
     let long = Copy::new(&[CELL, 1], 3);
@@ -268,6 +281,7 @@ fn a_device_that_fails_fails_what_it_had_and_takes_nothing_more() {
     assert!(matches!(error, Error::Injected { .. }), "{error:?}");
     assert_eq!(batches.is_done(ticket, Wish::Soon), Err(error));
     assert!(copy.add(&batches, Move::Gather).is_none());
+    assert!(!batches.is_full(Move::Gather, CELL), "nothing would end");
     let other = copy.add(&batches, Move::Scatter);
     assert!(other.is_some(), "the other direction has its own queues");
     let _ = batches.wait(other.unwrap());
@@ -305,10 +319,70 @@ fn few_and_small_blocks_are_not_for_batches() {
     batches.wait(ticket).unwrap();
 }
 
+#[test]
+fn batches_that_start_early_leave_their_memory_to_others() {
+    const LEN: usize = CELL / 8;
+    let device = Counting::new(StandIn::new(9));
+    let batches = batches(&device, CELL);
+    let copies: Vec<_> = (0..8).map(|i| Copy::new(&[LEN / 2; 2], i)).collect();
+    device.is_late.store(true, Ordering::Relaxed);
+    let tickets: Vec<_> = (0..8)
+        .map(|i| {
+            let ticket = copies[i]
+                .add(&batches, Move::Gather)
+                .expect("there is memory");
+            if i < BATCHES - 1 {
+                assert!(!batches.is_done(ticket, Wish::Now).unwrap());
+                assert_eq!(device.launches(), i + 1);
+            }
+            ticket
+        })
+        .collect();
+    // The last batch took the rest, and starts when the next copy finds no memory.
+    assert_eq!(device.launches(), BATCHES - 1);
+    assert!(batches.is_full(Move::Gather, CELL));
+    assert_eq!(device.launches(), BATCHES);
+    device.is_late.store(false, Ordering::Relaxed);
+    for (ticket, mut copy) in tickets.into_iter().zip(copies) {
+        batches.wait(ticket).unwrap();
+        assert_eq!(copy.in_blocks(), copy.on_host());
+    }
+    assert!(!batches.is_full(Move::Gather, CELL));
+}
+
+#[test]
+fn the_last_batch_does_not_start_before_it_is_full() {
+    let device = Counting::new(StandIn::new(11));
+    let batches = batches(&device, CELL);
+    let copies: Vec<_> = (0..BATCHES).map(|i| Copy::new(&[400], i)).collect();
+    device.is_late.store(true, Ordering::Relaxed);
+    let mut tickets = Vec::new();
+    for copy in &copies {
+        let ticket = copy.add(&batches, Move::Gather).unwrap();
+        tickets.push(ticket);
+        if tickets.len() < BATCHES {
+            assert!(!batches.is_done(ticket, Wish::Now).unwrap());
+        }
+    }
+    std::thread::sleep(2 * LINGER);
+    for ticket in &tickets {
+        assert!(!batches.is_done(*ticket, Wish::Soon).unwrap());
+    }
+    assert_eq!(
+        device.launches(),
+        BATCHES - 1,
+        "others could not join any more"
+    );
+    device.is_late.store(false, Ordering::Relaxed);
+    for ticket in tickets {
+        batches.wait(ticket).unwrap();
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
     #[test]
-    fn every_byte_arrives_whoever_shares_the_cell(
+    fn every_byte_arrives_whoever_shares_the_batch(
         lists in prop::collection::vec(prop::collection::vec(1usize..5000, 1..9), 1..30),
         full in 1usize..100_000,
         ways in any::<u32>(),
@@ -337,7 +411,7 @@ proptest! {
                 if let Some(ticket) = copy.add(&batches, direction) {
                     break ticket;
                 }
-                // A cell becomes free when its copies have completed.
+                // Memory becomes free when copies have completed.
                 for (_, _, ticket) in &pending {
                     let _ = batches.is_done(*ticket, Wish::Later).unwrap();
                 }

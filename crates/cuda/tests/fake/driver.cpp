@@ -182,8 +182,8 @@ typedef std::chrono::steady_clock::time_point moment;
 // Returns when a kernel that is launched now begins.
 moment due() {
   static const char *late = getenv("FAKE_CUDA_LATE_US");
-  if (!late) return {};
-  auto every = std::chrono::microseconds(atoi(late));
+  auto every = std::chrono::microseconds(late ? atoi(late) : 0);
+  if (every.count() <= 0) return {};
   auto past = std::chrono::steady_clock::now().time_since_epoch();
   return moment(past - past % every + every);
 }

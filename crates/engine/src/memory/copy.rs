@@ -81,6 +81,13 @@ impl Copier {
         copy
     }
 
+    /// Returns whether a copy of these ranges of device memory had better be started later: batches
+    /// suit it, and have no room now. Started all the same, it would cross the bus by itself.
+    pub(crate) fn should_wait(&mut self, device: &dyn Device, from: &[Range]) -> bool {
+        let batches = self.batches_for(device, Move::Gather, from);
+        batches.is_some_and(|batches| batches.is_full(Move::Gather, bytes_of(from)))
+    }
+
     /// Starts copying ranges of device memory, back to back,
     /// to pinned memory of the same total length.
     pub(crate) fn gather_ranges(
@@ -268,20 +275,28 @@ impl Copier {
         ranges: &[Range],
         host: *mut u8,
     ) -> Option<PendingCopy> {
+        let batches = self.batches_for(device, direction, ranges)?;
+        // SAFETY: as in `gather_ranges`.
+        let ticket = unsafe { batches.add(direction, ranges, host)? };
+        let device = device.identity();
+        Some(PendingCopy::Batched { device, ticket })
+    }
+
+    /// Returns the device's batches if they suit a copy.
+    fn batches_for(
+        &mut self,
+        device: &dyn Device,
+        direction: Move,
+        ranges: &[Range],
+    ) -> Option<&Batches> {
         let identity = device.identity();
         if !self.batches.iter().any(|met| met.0 == identity) {
             let found = self.pool.as_ref().and_then(|pool| pool.batches(device));
             self.batches.push((identity, found));
         }
         let batches = self.met(identity)?;
-        let len = ranges.iter().map(|range| range.len).sum();
-        if !batches.suits(direction, ranges, len) {
-            return None;
-        }
-        // SAFETY: as in `gather_ranges`.
-        let ticket = unsafe { batches.add(direction, ranges, host)? };
-        let device = identity;
-        Some(PendingCopy::Batched { device, ticket })
+        let suits = batches.suits(direction, ranges, bytes_of(ranges));
+        suits.then_some(batches)
     }
 
     /// Stores `len` bytes of device memory, from the position of `cursor` in `spans`, as ranges.
@@ -372,6 +387,10 @@ pub(crate) fn ranges_of<'a>(
             len,
         })
     })
+}
+
+fn bytes_of(ranges: &[Range]) -> usize {
+    ranges.iter().map(|range| range.len).sum()
 }
 
 fn range(span: &Span) -> Range {

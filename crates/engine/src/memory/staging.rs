@@ -52,7 +52,7 @@ pub(crate) struct Staging {
     first_slots: usize,
     /// Device memory for batches; 0 disables batches.
     device_bytes: usize,
-    /// Size of a full batch: one slot of each lane, since no more copies ever come together.
+    /// Size of a full batch: one slot of each lane, which usually come together.
     full_bytes: usize,
     /// Which interfaces are near a device.
     pub(crate) nearness: Arc<Nearness>,

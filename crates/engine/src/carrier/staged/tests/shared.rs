@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
-use tcpx_cuda::{Current, DeviceMemory, Entry, Path, Pinned, Queue, Range};
+use tcpx_cuda::{Batches, Current, DeviceMemory, Entry, Path, Pinned, Queue, Range};
 use tcpx_proto::lane::{ChunkId, Op};
 
 use super::*;
@@ -19,7 +19,8 @@ use crate::transfer::{After, Limits, Offered, Pieces, Plan, Run};
 
 type Code<T> = Result<T, tcpx_cuda::Error>;
 
-/// A stand-in that counts started copies, and the ranges that they scatter to.
+/// A stand-in that counts started copies, and the ranges that they scatter to; no copy ends while it
+/// is late.
 #[derive(Debug)]
 struct Counting(StandIn, Arc<Counts>);
 
@@ -27,6 +28,7 @@ struct Counting(StandIn, Arc<Counts>);
 struct Counts {
     copies: AtomicUsize,
     scattered: AtomicUsize,
+    is_late: AtomicBool,
 }
 
 struct CountingQueue(Box<dyn Queue>, Arc<Counts>);
@@ -99,7 +101,10 @@ impl Queue for CountingQueue {
     }
 
     fn is_done(&mut self, ticket: tcpx_cuda::Ticket) -> Code<bool> {
-        self.0.is_done(ticket)
+        match self.1.is_late.load(Ordering::Relaxed) {
+            true => Ok(false),
+            false => self.0.is_done(ticket),
+        }
     }
 }
 

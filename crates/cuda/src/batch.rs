@@ -132,7 +132,7 @@ struct Part {
 
 impl Batches {
     /// Allocates at most `bytes` of the device's memory, half of it for each direction. A batch is
-    /// full at `full` bytes, or at [`MAX_BYTES`].
+    /// full at `full` bytes, or at 16 MiB.
     ///
     /// # Errors
     /// The device has not enough memory.
@@ -254,23 +254,23 @@ impl Half {
         if self.open.is_some_and(|open| !self.may_join(open, len)) {
             self.start_open();
         }
-        let Some(address) = self.reserve(len) else {
-            // What is open makes room once it is over.
-            self.start_open();
-            return None;
-        };
-        let at = Range { address, len };
-        if self
-            .open
-            .is_some_and(|open| self.batches[open].is_beyond(at))
-        {
-            // The ring begins again.
-            self.start_open();
+        if !self.ring.has_room(items(len)) {
+            self.reap();
         }
-        let Some(place) = self.open.or_else(|| self.open_batch()) else {
-            self.ring.trim(items(len), 0);
-            return None;
-        };
+        match self.next(len) {
+            // What is open makes room once it is over.
+            None => self.start_open(),
+            // The ring begins again.
+            Some(at) if self.is_beyond(at) => self.start_open(),
+            Some(_) => {}
+        }
+        let place = self.open.or_else(|| self.spare_for(len))?;
+        let address = self.next(len)?;
+        let at = Range { address, len };
+        self.ring.reserve(items(len))?;
+        if self.open.is_none() {
+            self.open_batch(place);
+        }
         let direction = self.direction;
         let batch = &mut self.batches[place];
         batch.end = self.ring.position();
@@ -290,32 +290,43 @@ impl Half {
         Some(ticket)
     }
 
+    /// Returns whether a copy does not make a batch too long.
     fn may_join(&self, open: usize, len: usize) -> bool {
         self.batches[open].used + len <= self.most
     }
 
-    /// Reserves memory, and returns its address.
-    fn reserve(&mut self, len: usize) -> Option<usize> {
-        if !self.ring.has_room(items(len)) {
-            self.reap();
-        }
-        let at = self.ring.reserve(items(len))?;
+    /// Returns the address of the memory that a copy would get now.
+    fn next(&self, len: usize) -> Option<usize> {
+        let at = self.ring.next(items(len))?;
         Some(self.memory.address() + at * ITEM_BYTES)
+    }
+
+    /// Returns whether the open batch has memory behind this address.
+    fn is_beyond(&self, address: usize) -> bool {
+        let last = self.open.and_then(|open| self.batches[open].room.last());
+        last.is_some_and(|last| address < last.address)
     }
 
     /// Returns whether a copy finds no room until batches end. What is open is started then.
     fn is_full(&mut self, len: usize) -> bool {
-        if self.failed.is_some() || len > self.most {
+        if len > self.most || self.would_take(len) {
             return false;
         }
         self.reap();
-        let may_join = self.open.is_some_and(|open| self.may_join(open, len));
-        let has_place = may_join || self.spare().is_some();
-        if has_place && self.ring.has_room(items(len)) {
+        if self.failed.is_some() || self.would_take(len) {
             return false;
         }
         self.start_open();
-        true
+        self.failed.is_none()
+    }
+
+    /// Returns whether [`Half::add`] takes a copy without waiting for the end of others.
+    fn would_take(&self, len: usize) -> bool {
+        let Some(address) = self.next(len) else {
+            return false;
+        };
+        let may_join = self.open.is_some_and(|open| self.may_join(open, len));
+        (may_join && !self.is_beyond(address)) || self.spare().is_some()
     }
 
     /// Returns the place of a batch that can be opened.
@@ -324,15 +335,21 @@ impl Half {
         states.position(|state| state == State::Idle)
     }
 
-    fn open_batch(&mut self) -> Option<usize> {
-        if self.spare().is_none() {
+    /// Returns such a place for a copy. Short copies do not get the last one, in which a batch waits
+    /// for the end of another before it starts.
+    fn spare_for(&mut self, len: usize) -> Option<usize> {
+        if self.started.len() + 1 >= BATCHES {
             self.reap();
         }
-        let place = self.spare()?;
+        let is_last = self.started.len() + 1 == BATCHES;
+        let place = self.spare();
+        place.filter(|_| !is_last || len >= LEAST_BYTES.min(self.most))
+    }
+
+    fn open_batch(&mut self, place: usize) {
         self.last += 1;
         self.batches[place].open(self.last);
         self.open = Some(place);
-        Some(place)
     }
 
     fn is_done(&mut self, ticket: BatchTicket, wish: Wish) -> Result<bool, Error> {
@@ -349,6 +366,9 @@ impl Half {
                 Wish::Soon => self.is_overdue() || !self.is_in_flight(),
                 Wish::Later => self.is_overdue(),
             };
+            if let Some(error) = &self.failed {
+                return Err(error.clone());
+            }
             if !is_due {
                 return Ok(false);
             }
@@ -385,18 +405,20 @@ impl Half {
         !self.started.is_empty()
     }
 
-    /// Frees the memory of batches that are over. Callers that ask for a failed copy find the
-    /// failure.
+    /// Frees the memory of batches that are over.
     fn reap(&mut self) {
         while let Some(&oldest) = self.started.front() {
             let batch = &mut self.batches[oldest];
             let last = batch.parts.len().saturating_sub(1);
-            if !batch.is_over(last).unwrap_or(false) {
-                return;
+            match batch.is_over(last) {
+                Ok(false) => return,
+                Ok(true) => {
+                    batch.state = State::Idle;
+                    self.ring.free(batch.end);
+                    self.started.pop_front();
+                }
+                Err(error) => self.fail(error),
             }
-            batch.state = State::Idle;
-            self.ring.free(batch.end);
-            self.started.pop_front();
         }
     }
 
@@ -446,13 +468,6 @@ impl Batch {
         self.room.clear();
         self.blocks.clear();
         self.parts.clear();
-    }
-
-    /// Returns whether its memory lies beyond this.
-    fn is_beyond(&self, at: Range) -> bool {
-        self.room
-            .last()
-            .is_some_and(|last| at.address < last.address)
     }
 
     fn add(

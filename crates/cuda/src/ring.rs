@@ -33,6 +33,11 @@ impl Ring {
         self.start_of(count).is_some()
     }
 
+    /// Returns the position that [`Ring::reserve`] would return.
+    pub(crate) fn next(&self, count: usize) -> Option<usize> {
+        usize::try_from(self.start_of(count)? % self.capacity).ok()
+    }
+
     /// Returns where `count` items would begin.
     fn start_of(&self, count: usize) -> Option<u64> {
         let count = whole(count);
@@ -96,9 +101,9 @@ mod tests {
                 if frees && let Some((_, _, position)) = used.pop_front() {
                     ring.free(position);
                 }
-                let has_room = ring.has_room(wanted);
+                let (has_room, next) = (ring.has_room(wanted), ring.next(wanted));
                 let reserved = ring.reserve(wanted);
-                prop_assert_eq!(has_room, reserved.is_some());
+                prop_assert_eq!((has_room, next), (reserved.is_some(), reserved));
                 let Some(start) = reserved else {
                     prop_assert!(!used.is_empty(), "an empty ring refused {wanted}");
                     continue;

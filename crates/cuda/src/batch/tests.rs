@@ -150,6 +150,8 @@ impl Copy {
 }
 
 const CELL: usize = 1 << 20;
+/// Less than the copies of a property together, more than each of them.
+const RING: usize = 48 << 10;
 
 /// Creates batches with [`CELL`] bytes for each direction, which is less than a longest batch.
 fn batches(device: &dyn Device, full: usize) -> Batches {
@@ -321,9 +323,9 @@ fn few_and_small_blocks_are_not_for_batches() {
 
 #[test]
 fn batches_that_start_early_leave_their_memory_to_others() {
-    const LEN: usize = CELL / 8;
+    const LEN: usize = CELL;
     let device = Counting::new(StandIn::new(9));
-    let batches = batches(&device, CELL);
+    let batches = Batches::new(&device, 16 * CELL, usize::MAX).unwrap();
     let copies: Vec<_> = (0..8).map(|i| Copy::new(&[LEN / 2; 2], i)).collect();
     device.is_late.store(true, Ordering::Relaxed);
     let tickets: Vec<_> = (0..8)
@@ -353,8 +355,8 @@ fn batches_that_start_early_leave_their_memory_to_others() {
 #[test]
 fn the_last_batch_does_not_start_before_it_is_full() {
     let device = Counting::new(StandIn::new(11));
-    let batches = batches(&device, CELL);
-    let copies: Vec<_> = (0..BATCHES).map(|i| Copy::new(&[400], i)).collect();
+    let batches = Batches::new(&device, 16 * CELL, usize::MAX).unwrap();
+    let copies: Vec<_> = (0..BATCHES).map(|i| Copy::new(&[LEAST_BYTES], i)).collect();
     device.is_late.store(true, Ordering::Relaxed);
     let mut tickets = Vec::new();
     for copy in &copies {
@@ -379,6 +381,75 @@ fn the_last_batch_does_not_start_before_it_is_full() {
     }
 }
 
+/// Memory for short copies, of which a few start in batches of their own.
+#[test]
+fn all_memory_is_free_again_after_the_ring_has_begun_again() {
+    let device = Counting::new(StandIn::new(12));
+    let batches = batches(&device, CELL);
+    let lens = [CELL / 2].into_iter().chain([CELL / 8; BATCHES + 2]);
+    let copies: Vec<_> = lens.map(|len| Copy::new(&[len / 2; 2], 1)).collect();
+    for round in 0..3 {
+        device.is_late.store(true, Ordering::Relaxed);
+        let mut taken = Vec::new();
+        for copy in &copies {
+            if let Some(ticket) = copy.add(&batches, Move::Gather) {
+                // Starts its batch.
+                assert!(!batches.is_done(ticket, Wish::Now).unwrap());
+                taken.push(ticket);
+            }
+            // The first one ends before the others, which then begin at the start of the memory.
+            if taken.len() == 3 {
+                device.is_late.store(false, Ordering::Relaxed);
+                batches.wait(taken[0]).unwrap();
+                device.is_late.store(true, Ordering::Relaxed);
+            }
+        }
+        assert!(taken.len() >= BATCHES - 1, "round {round}");
+        device.is_late.store(false, Ordering::Relaxed);
+        for ticket in taken {
+            batches.wait(ticket).unwrap();
+        }
+        assert!(!batches.is_full(Move::Gather, CELL), "round {round}");
+    }
+}
+
+#[test]
+fn short_copies_do_not_take_the_last_batch() {
+    let device = Counting::new(StandIn::new(13));
+    let batches = Batches::new(&device, 8 << 20, usize::MAX).unwrap();
+    let (short, long) = (Copy::new(&[100; 2], 1), Copy::new(&[LEAST_BYTES], 2));
+    device.is_late.store(true, Ordering::Relaxed);
+    let mut taken = Vec::new();
+    for _ in 1..BATCHES {
+        let ticket = short.add(&batches, Move::Scatter).unwrap();
+        assert!(!batches.is_done(ticket, Wish::Now).unwrap());
+        taken.push(ticket);
+    }
+    assert!(short.add(&batches, Move::Scatter).is_none());
+    taken.push(long.add(&batches, Move::Scatter).unwrap());
+    device.is_late.store(false, Ordering::Relaxed);
+    for ticket in taken {
+        batches.wait(ticket).unwrap();
+    }
+}
+
+#[test]
+fn nobody_waits_for_memory_of_a_failed_device() {
+    let device = Counting::new(StandIn::new(14).failing_after(0));
+    let batches = batches(&device, 1000);
+    let copy = Copy::new(&[CELL / 2; 2], 1);
+    let ticket = copy.add(&batches, Move::Gather);
+    // Nobody asks for the copy.
+    let begun = Instant::now();
+    while batches.is_full(Move::Gather, CELL) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "full for ever");
+    }
+    assert!(copy.add(&batches, Move::Gather).is_none());
+    if let Some(ticket) = ticket {
+        assert!(batches.is_done(ticket, Wish::Later).is_err());
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
     #[test]
@@ -386,10 +457,12 @@ proptest! {
         lists in prop::collection::vec(prop::collection::vec(1usize..5000, 1..9), 1..30),
         full in 1usize..100_000,
         ways in any::<u32>(),
+        wishes in any::<u32>(),
         seed in any::<u64>(),
     ) {
         let device = StandIn::new(seed);
-        let batches = batches(&device, full);
+        // Less memory than all copies need.
+        let batches = Batches::new(&device, 2 * RING, full).unwrap();
         let mut copies: Vec<_> = lists.iter().zip(0..).map(|(l, i)| Copy::new(l, i)).collect();
         let mut pending: Vec<(usize, Move, BatchTicket)> = Vec::new();
         let mut expected = Vec::new();
@@ -416,6 +489,9 @@ proptest! {
                     let _ = batches.is_done(*ticket, Wish::Later).unwrap();
                 }
             };
+            if wishes >> index & 1 == 1 {
+                let _ = batches.is_done(ticket, Wish::Now).unwrap();
+            }
             pending.push((index, direction, ticket));
         }
         for (index, direction, ticket) in pending {
@@ -425,6 +501,11 @@ proptest! {
                 Move::Scatter => copies[index].in_blocks(),
             };
             prop_assert_eq!(&found, &expected[index]);
+        }
+        for half in [&batches.gathers, &batches.scatters] {
+            let mut half = half.lock();
+            half.reap();
+            prop_assert!(half.started.is_empty() && half.ring.has_room(RING / ITEM_BYTES));
         }
     }
 }

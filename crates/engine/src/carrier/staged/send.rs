@@ -142,15 +142,6 @@ impl StagedSend {
     /// there is currently no slot, or no room in the batches, so that the caller retries later.
     fn start_group(&mut self, first: usize, count: usize, bytes: usize) -> bool {
         let device = Arc::clone(&self.queue[first].out.device);
-        self.ranges.clear();
-        for Staged { payload, out } in self.queue.range(first..first + count) {
-            let len = out.unstarted.min(bytes);
-            self.ranges
-                .extend(ranges_of(payload.place().spans, &out.at, len));
-        }
-        if self.copier.should_wait(device.as_ref(), &self.ranges) {
-            return false;
-        }
         let slot = match self.pool.take(device.as_ref(), Direction::Out) {
             Ok(Some(slot)) => Ok(Arc::new(slot)),
             Ok(None) => {
@@ -162,6 +153,15 @@ impl StagedSend {
             Err(error) => Err(error),
         };
         self.is_waiting = false;
+        self.ranges.clear();
+        for Staged { payload, out } in self.queue.range(first..first + count) {
+            let len = out.unstarted.min(bytes);
+            self.ranges
+                .extend(ranges_of(payload.place().spans, &out.at, len));
+        }
+        if slot.is_ok() && self.copier.should_wait(device.as_ref(), &self.ranges) {
+            return false;
+        }
         let started = slot.and_then(|slot| {
             let to = slot.span(0, bytes);
             let copy = self

@@ -301,7 +301,8 @@ impl Connection {
             // share the first few lanes.
             let after = near.clone().filter(|other| other.index() > lane.index());
             let before = near.filter(|other| other.index() < lane.index());
-            for other in after.chain(before).take(run.plan.len() - 1) {
+            let others = after.chain(before).filter(|other| !other.is_down());
+            for other in others.take(run.plan.len() - 1) {
                 if other.push_run(run) {
                     other.call_worker();
                 }

@@ -41,6 +41,14 @@ struct TracedCopy {
     record: Record,
 }
 
+/// The outcome of adding a copy to batches.
+enum Joined {
+    Batch(PendingCopy),
+    /// Batches suit it, and have no room for it until some of them end.
+    Full,
+    Unsuited,
+}
+
 /// A copy that was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PendingCopy {
@@ -81,32 +89,52 @@ impl Copier {
         copy
     }
 
-    /// Returns whether a copy of these ranges of device memory had better be started later: batches
-    /// suit it, and have no room now. Started all the same, it would cross the bus by itself.
-    pub(crate) fn should_wait(&mut self, device: &dyn Device, from: &[Range]) -> bool {
-        let batches = self.batches_for(device, Move::Gather, from);
-        batches.is_some_and(|batches| batches.is_full(Move::Gather, bytes_of(from)))
-    }
-
     /// Starts copying ranges of device memory, back to back,
     /// to pinned memory of the same total length.
-    pub(crate) fn gather_ranges(
+    fn gather_ranges(
         &mut self,
         device: &dyn Device,
         from: &[Range],
         to: Span,
     ) -> Result<PendingCopy, Error> {
         let began = self.trace_start();
-        let at = to.address() as *mut u8;
-        let copy = match self.join(device, Move::Gather, from, at) {
-            Some(copy) => copy,
-            // SAFETY: the ranges are registered memory of the device, which stays valid until its
-            // revocation has waited for this copy; `to` is pinned and is not returned before the
-            // copy has completed.
-            None => self.start(device, |queue| unsafe { queue.gather(from, at) })?,
+        let copy = match self.join(device, Move::Gather, from, to) {
+            Joined::Batch(copy) => copy,
+            Joined::Full | Joined::Unsuited => self.start_gather(device, from, to)?,
         };
         self.trace_copy(began, copy, Kind::CopyToHost, to.len());
         Ok(copy)
+    }
+
+    /// Does the same, unless batches suit the copy and have no room for it now: then it starts
+    /// nothing, since the copy would cross the bus by itself, and returns `None`.
+    pub(crate) fn gather_ranges_in_time(
+        &mut self,
+        device: &dyn Device,
+        from: &[Range],
+        to: Span,
+    ) -> Result<Option<PendingCopy>, Error> {
+        let began = self.trace_start();
+        let copy = match self.join(device, Move::Gather, from, to) {
+            Joined::Batch(copy) => copy,
+            Joined::Full => return Ok(None),
+            Joined::Unsuited => self.start_gather(device, from, to)?,
+        };
+        self.trace_copy(began, copy, Kind::CopyToHost, to.len());
+        Ok(Some(copy))
+    }
+
+    fn start_gather(
+        &mut self,
+        device: &dyn Device,
+        from: &[Range],
+        to: Span,
+    ) -> Result<PendingCopy, Error> {
+        let at = to.address() as *mut u8;
+        // SAFETY: the ranges are registered memory of the device, which stays valid until its
+        // revocation has waited for this copy; `to` is pinned and is not returned before the copy
+        // has completed.
+        self.start(device, |queue| unsafe { queue.gather(from, at) })
     }
 
     /// Starts copying pinned memory to device memory, from the position of `cursor` in `spans`.
@@ -132,11 +160,13 @@ impl Copier {
         to: &[Range],
     ) -> Result<PendingCopy, Error> {
         let began = self.trace_start();
-        let at = from.address() as *mut u8;
-        let copy = match self.join(device, Move::Scatter, to, at) {
-            Some(copy) => copy,
-            // SAFETY: as in `gather_ranges`.
-            None => self.start(device, |queue| unsafe { queue.scatter(at, to) })?,
+        let copy = match self.join(device, Move::Scatter, to, from) {
+            Joined::Batch(copy) => copy,
+            Joined::Full | Joined::Unsuited => {
+                let at = from.address() as *mut u8;
+                // SAFETY: as in `start_gather`.
+                self.start(device, |queue| unsafe { queue.scatter(at, to) })?
+            }
         };
         self.trace_copy(began, copy, Kind::CopyToDevice, from.len());
         Ok(copy)
@@ -166,7 +196,7 @@ impl Copier {
             source.advance(from, count);
             target.advance(to, count);
         }
-        // SAFETY: as in `gather_ranges`, for both lists; the fragments stay until their receive is
+        // SAFETY: as in `start_gather`, for both lists; the fragments stay until their receive is
         // consumed, which happens after this copy.
         let copy = self.start(device, |queue| unsafe { queue.unpack(base, 0, &entries) });
         self.entries = entries;
@@ -182,7 +212,7 @@ impl Copier {
     ) -> Result<PendingCopy, Error> {
         let ranges = |spans: &[Span]| spans.iter().map(range).collect::<Vec<_>>();
         let (from, to) = (ranges(from), ranges(to));
-        // SAFETY: as in `gather_ranges`, for both lists; the caller keeps them valid.
+        // SAFETY: as in `start_gather`, for both lists; the caller keeps them valid.
         self.start(device, |queue| unsafe { queue.copy(&from, &to) })
     }
 
@@ -273,30 +303,29 @@ impl Copier {
         device: &dyn Device,
         direction: Move,
         ranges: &[Range],
-        host: *mut u8,
-    ) -> Option<PendingCopy> {
-        let batches = self.batches_for(device, direction, ranges)?;
-        // SAFETY: as in `gather_ranges`.
-        let ticket = unsafe { batches.add(direction, ranges, host)? };
-        let device = device.identity();
-        Some(PendingCopy::Batched { device, ticket })
-    }
-
-    /// Returns the device's batches if they suit a copy.
-    fn batches_for(
-        &mut self,
-        device: &dyn Device,
-        direction: Move,
-        ranges: &[Range],
-    ) -> Option<&Batches> {
+        host: Span,
+    ) -> Joined {
         let identity = device.identity();
         if !self.batches.iter().any(|met| met.0 == identity) {
             let found = self.pool.as_ref().and_then(|pool| pool.batches(device));
             self.batches.push((identity, found));
         }
-        let batches = self.met(identity)?;
-        let suits = batches.suits(direction, ranges, bytes_of(ranges));
-        suits.then_some(batches)
+        let Some(batches) = self.met(identity) else {
+            return Joined::Unsuited;
+        };
+        let len = host.len();
+        if !batches.suits(direction, ranges, len) {
+            return Joined::Unsuited;
+        }
+        // SAFETY: as in `start_gather`.
+        match unsafe { batches.add(direction, ranges, host.address() as *mut u8) } {
+            Some(ticket) => Joined::Batch(PendingCopy::Batched {
+                device: identity,
+                ticket,
+            }),
+            None if batches.is_full(direction, len) => Joined::Full,
+            None => Joined::Unsuited,
+        }
     }
 
     /// Stores `len` bytes of device memory, from the position of `cursor` in `spans`, as ranges.
@@ -387,10 +416,6 @@ pub(crate) fn ranges_of<'a>(
             len,
         })
     })
-}
-
-fn bytes_of(ranges: &[Range]) -> usize {
-    ranges.iter().map(|range| range.len).sum()
 }
 
 fn range(span: &Span) -> Range {

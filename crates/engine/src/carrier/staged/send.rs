@@ -159,16 +159,15 @@ impl StagedSend {
             self.ranges
                 .extend(ranges_of(payload.place().spans, &out.at, len));
         }
-        if slot.is_ok() && self.copier.should_wait(device.as_ref(), &self.ranges) {
-            return false;
-        }
-        let started = slot.and_then(|slot| {
+        let copied = slot.and_then(|slot| {
             let to = slot.span(0, bytes);
-            let copy = self
-                .copier
-                .gather_ranges(device.as_ref(), &self.ranges, to)?;
-            Ok((slot, copy))
+            let copier = &mut self.copier;
+            let copy = copier.gather_ranges_in_time(device.as_ref(), &self.ranges, to)?;
+            Ok(copy.map(|copy| (slot, copy)))
         });
+        let Some(started) = copied.transpose() else {
+            return false;
+        };
         let mut at = 0;
         let group = self.queue.range_mut(first..first + count);
         // Skips payloads that were given up.

@@ -86,7 +86,7 @@ fn scattered_copies_wait_for_room_in_the_batches() {
     let (device, counts) = counted(StandIn::new(10));
     let copies = || counts.copies.load(Ordering::Relaxed);
     let pool = Pool::new(LARGE, 16 * LARGE);
-    // One cell for each direction.
+    // Memory for one copy in each direction.
     pool.add_batches(Batches::new(device.as_ref(), 2 * LARGE, LARGE).unwrap());
     let mut out = StagedSend::new(pool);
     let memory = Memory::new(&[6000, 10_384].repeat(64), 3, |i| (i * 31 + i / 251) as u8);
@@ -94,14 +94,14 @@ fn scattered_copies_wait_for_room_in_the_batches() {
         out.push(answer(seq, &device, &memory));
     }
     out.step(true).unwrap();
-    assert_eq!(copies(), 2, "to the cell and out of it");
+    assert_eq!(copies(), 2, "to the ring and out of it");
     let bytes = begin(&mut out).unwrap();
     counts.is_late.store(true, Ordering::Relaxed);
     assert_eq!(send(&mut out, bytes, usize::MAX), memory.content());
     out.step(true).unwrap();
-    assert_eq!(copies(), 2, "the cell is in use, as far as is known");
+    assert_eq!(copies(), 2, "the memory is in use, as far as is known");
     counts.is_late.store(false, Ordering::Relaxed);
-    crate::testing::wait_until("the cell is free", || {
+    crate::testing::wait_until("the memory is free", || {
         out.step(true).unwrap();
         copies() == 4
     });

@@ -113,6 +113,13 @@ impl Undriven {
         lanes.iter().filter(has_it).map(|l| l.index()).collect()
     }
 
+    /// Takes lost lanes apart, and waits until these lanes take chunks of the run: the session's own
+    /// thread takes lost lanes apart as well, and may have begun.
+    fn recover(&self, run: &Arc<Run>, expected: &[usize]) {
+        self.connection.recover();
+        wait_until("the run has other lanes", || self.lanes_of(run) == expected);
+    }
+
     /// Checks that a run has a lane: otherwise it would be offered for ever.
     #[track_caller]
     fn has_lane(&self, run: &Run) {
@@ -224,11 +231,9 @@ fn a_run_without_a_near_lane_uses_all() {
 #[test]
 fn runs_of_a_lost_lane_prefer_near_lanes() {
     let undriven = Undriven::new();
-    let connection = &undriven.connection;
     let run = undriven.submit(InterfaceSet::one(1));
     undriven.lose(1);
-    connection.recover();
-    assert_eq!(undriven.lanes_of(&run), [3]);
+    undriven.recover(&run, &[3]);
     // Later runs as well.
     assert_eq!(
         undriven.lanes_of(&undriven.submit(InterfaceSet::one(1))),
@@ -236,8 +241,7 @@ fn runs_of_a_lost_lane_prefer_near_lanes() {
     );
     undriven.lose(3);
     undriven.has_lane(&run);
-    connection.recover();
-    assert_eq!(undriven.lanes_of(&run), [0, 2]);
+    undriven.recover(&run, &[0, 2]);
     assert_eq!(run.lanes.load(Ordering::Relaxed), 4);
 }
 
@@ -248,8 +252,7 @@ fn restored_near_lane_takes_part_again() {
     undriven.lose(1);
     undriven.lose(3);
     undriven.has_lane(&run);
-    undriven.connection.recover();
-    assert_eq!(undriven.lanes_of(&run), [0, 2]);
+    undriven.recover(&run, &[0, 2]);
     let _far = undriven.bring_back(3);
     assert_eq!(undriven.lanes_of(&run), [0, 2, 3]);
     // Further runs use only this lane.

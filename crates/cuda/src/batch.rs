@@ -103,7 +103,6 @@ struct Batch {
     queue: Box<dyn Queue>,
     number: u64,
     opened: Instant,
-    state: State,
     used: usize,
     /// The position in the ring up to which the memory is free once the batch is over.
     end: u64,
@@ -112,14 +111,6 @@ struct Batch {
     /// The blocks of all copies, in the order of that memory.
     blocks: Vec<Range>,
     parts: Vec<Part>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// All copies have completed, and the memory is free.
-    Idle,
-    Open,
-    Started,
 }
 
 struct Part {
@@ -254,7 +245,7 @@ impl Half {
         if self.open.is_some_and(|open| !self.may_join(open, len)) {
             self.start_open();
         }
-        if !self.ring.has_room(items(len)) {
+        if self.next(len).is_none() {
             self.reap();
         }
         match self.next(len) {
@@ -331,8 +322,8 @@ impl Half {
 
     /// Returns the place of a batch that can be opened.
     fn spare(&self) -> Option<usize> {
-        let mut states = self.batches.iter().map(|batch| batch.state);
-        states.position(|state| state == State::Idle)
+        let is_spare = |place: &usize| self.open != Some(*place) && !self.started.contains(place);
+        (0..self.batches.len()).find(is_spare)
     }
 
     /// Returns such a place for a copy. Short copies do not get the last one, in which a batch waits
@@ -413,7 +404,6 @@ impl Half {
             match batch.is_over(last) {
                 Ok(false) => return,
                 Ok(true) => {
-                    batch.state = State::Idle;
                     self.ring.free(batch.end);
                     self.started.pop_front();
                 }
@@ -451,7 +441,6 @@ impl Batch {
             queue: device.queue()?,
             number: 0,
             opened: Instant::now(),
-            state: State::Idle,
             used: 0,
             end: 0,
             room: Vec::new(),
@@ -463,7 +452,6 @@ impl Batch {
     fn open(&mut self, number: u64) {
         self.number = number;
         self.opened = Instant::now();
-        self.state = State::Open;
         self.used = 0;
         self.room.clear();
         self.blocks.clear();
@@ -497,7 +485,6 @@ impl Batch {
     }
 
     fn start(&mut self, direction: Move) -> Result<(), Error> {
-        self.state = State::Started;
         match direction {
             Move::Gather => {
                 // SAFETY: callers of `Batches::add` keep blocks and pinned memory until their

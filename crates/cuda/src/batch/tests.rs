@@ -505,7 +505,7 @@ proptest! {
         for half in [&batches.gathers, &batches.scatters] {
             let mut half = half.lock();
             half.reap();
-            prop_assert!(half.started.is_empty() && half.ring.has_room(RING / ITEM_BYTES));
+            prop_assert!(half.started.is_empty() && half.ring.next(RING / ITEM_BYTES).is_some());
         }
     }
 }
